@@ -1,26 +1,23 @@
-"""The waiters on each channel of an alias; in a cluster, on the node that serves the channel."""
+"""The channels of an alias, and the waiters on each of them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol
 
-from redis.exceptions import MovedError
-
+from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.redis_py import slot_of
-from django_rlock._redis.keys import is_redissons, marked, plain_mark
-from django_rlock._transport.calls import EVERYBODY, pack_command
-from django_rlock._transport.cluster import Address, SlotMap
-from django_rlock._transport.connection import Connection
-from django_rlock._transport.subscriber import CallingWaiter, ListenerWaiter, Subscriber
+from django_rlock._core.interruptions import disarm, guard
+from django_rlock._core.threads import LoopEvent
+from django_rlock._transport.calls import EVERYBODY
+from django_rlock._transport.cluster import Address
 
-# --- listener ---------------------------------------------------------------------------------------------------------
+# --- channels ---------------------------------------------------------------------------------------------------------
 
 # The waiters on each channel of an alias, and what wakes them.
 #
@@ -38,8 +35,18 @@ CONFIRM_WITHIN = 1.0
 _SHARED = None, EVERYBODY
 """The tokens that many waiters share: their queues are kept, since another waiter may join as the last one leaves."""
 
-MakeWaiter = Callable[["Listener", str, str | None], ListenerWaiter]
-Line = deque[weakref.ref[ListenerWaiter]]
+MakeWaiter = Callable[["Listener", str, str | None], "ListenerWaiter"]
+Line = deque[weakref.ref["ListenerWaiter"]]
+
+
+class Subscribing(Protocol):
+    """The part of ``Subscriber`` that listeners use."""
+
+    def subscribe(self, channel: str) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Channel:
@@ -55,7 +62,7 @@ class Channel:
         self.name = name
         self.lines: dict[str | None, Line] = {}
         self.settling: Line = deque()
-        self.subscriber: Subscriber | None = None
+        self.subscriber: Subscribing | None = None
         self.confirmed = False
         self.lapsed = False
         self.idle_since = monotonic()
@@ -76,9 +83,9 @@ class Channel:
 class Listener:
     """The channels of an alias. ``make_subscriber`` connects to a node of the cluster, or to the one server (None)."""
 
-    def __init__(self, make_subscriber: Callable[[Listener, Address | None], Subscriber]) -> None:
+    def __init__(self, make_subscriber: Callable[[Listener, Address | None], Subscribing]) -> None:
         self._make_subscriber = make_subscriber
-        self.subscribers: dict[Address | None, Subscriber] = {}
+        self.subscribers: dict[Address | None, Subscribing] = {}
         self._is_stopped = False
         self.channels: dict[str, Channel] = {}
 
@@ -250,7 +257,7 @@ class Listener:
             waiter.wake()
         return settled
 
-    def wanted(self, subscriber: Subscriber) -> list[str]:
+    def wanted(self, subscriber: Subscribing) -> list[str]:
         """The channels that a subscriber should be subscribed to."""
         return [channel.name for channel in list(self.channels.values()) if channel.subscriber is subscriber]
 
@@ -260,7 +267,7 @@ class Listener:
             channel.confirmed = False
             channel.lapsed = True
 
-    def idle_channels(self, subscriber: Subscriber) -> list[str]:
+    def idle_channels(self, subscriber: Subscribing) -> list[str]:
         """Forget the channels that have had no waiter for a while, and return their names."""
         before = monotonic() - KEEP_CHANNEL
         mine = [channel for channel in list(self.channels.values()) if channel.subscriber is subscriber]
@@ -289,7 +296,7 @@ class Listener:
         """The node of a cluster that publishes to a channel."""
         return None
 
-    def _subscriber_at(self, node: Address | None) -> Subscriber:
+    def _subscriber_at(self, node: Address | None) -> Subscribing:
         if found := self.subscribers.get(node):
             return found
         made = self._make_subscriber(self, node)
@@ -307,6 +314,127 @@ class Listener:
             subscriber.stop()
 
 
+# --- waiters ----------------------------------------------------------------------------------------------------------
+
+
+class ListenerWaiter:
+    """Waits in a channel's queue; threads and tasks differ in how they sleep."""
+
+    __slots__ = ("__weakref__", "_closed", "_left", "_listener", "channel", "ticket", "token")
+
+    def __init__(self, listener: Listener, channel: str, token: str | None) -> None:
+        self._listener = listener
+        self._closed = self._left = False
+        self.channel = channel
+        self.token = token
+        self.ticket = ""
+
+    async def wait(self, timeout: float | None) -> bool:
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        raise NotImplementedError
+
+    def receive(self, payload: str) -> None:
+        """Called for each message of the channel, if the waiter's token is EVERYBODY."""
+        self.wake()
+
+    def close(self, asked: bool = True) -> None:
+        if self._closed:
+            return
+        self._left = True
+        self._listener.remove(self)
+        if not asked or self._has_unused_wake_up():
+            self._pass_on()
+        self._closed = True
+
+    def has_left(self) -> bool:
+        """Whether it no longer waits."""
+        return self._left
+
+    def _pass_on(self) -> None:
+        if self.token is None:
+            self._listener.wake_next(self.channel, None)
+
+    def _has_unused_wake_up(self) -> bool:
+        raise NotImplementedError
+
+
+class _SleepingWaiter(ListenerWaiter):
+    """Sleeps on an event."""
+
+    __slots__ = ("_event", "_guard")
+
+    _event: threads.AutoResetEvent | LoopEvent
+
+    def __init__(self, listener: Listener, channel: str, token: str | None) -> None:
+        super().__init__(listener, channel, token)
+        # An interrupted attempt may not have left, or not have used its wake-up, which then belongs to the next waiter.
+        self._guard = guard(self, partial(listener.lose, channel, token))
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def close(self, asked: bool = True) -> None:
+        super().close(asked)
+        disarm(self._guard)
+
+    def _has_unused_wake_up(self) -> bool:
+        return self._event.is_set
+
+
+class ThreadWaiter(_SleepingWaiter):
+    """Sleeps on a raw lock that ``wake`` opens; a signal interrupts the sleep too."""
+
+    __slots__ = ()
+
+    _event: threads.AutoResetEvent
+
+    def __init__(self, listener: Listener, channel: str, token: str | None) -> None:
+        super().__init__(listener, channel, token)
+        self._event = threads.AutoResetEvent()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return self._event.wait_for_long(timeout)
+
+
+class TaskWaiter(_SleepingWaiter):
+    """Sleeps on an event of its loop."""
+
+    __slots__ = ()
+
+    _event: LoopEvent
+
+    def __init__(self, listener: Listener, channel: str, token: str | None) -> None:
+        super().__init__(listener, channel, token)
+        self._event = LoopEvent()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return await self._event.wait(timeout)
+
+
+class CallingWaiter(ListenerWaiter):
+    """Never sleeps: it calls a function with each message, or with an empty string when it is woken without one.
+
+    It may be dropped instead of closed: it has no wake-up that would belong to another one.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, listener: Listener, channel: str, function: Callable[[str], object]) -> None:
+        super().__init__(listener, channel, EVERYBODY)
+        self._function = function
+
+    def wake(self) -> None:
+        self._function("")
+
+    def receive(self, payload: str) -> None:
+        self._function(payload)
+
+    def _has_unused_wake_up(self) -> bool:
+        return False
+
+
 class BoundListener:
     """A listener, as the callers of one binding use it; ``make`` makes their waiters."""
 
@@ -322,100 +450,3 @@ class BoundListener:
         self, channel: str, token: str | None, until: float | None = None
     ) -> Coroutine[Any, Any, ListenerWaiter]:
         return self._listener.listen(channel, token, self._make, until)
-
-
-# --- sharded ----------------------------------------------------------------------------------------------------------
-
-# Listening to a Redis Cluster: sharded channels, each on the node that serves its slot.
-#
-# Redisson before 3.22 uses the channels of all nodes (``PUBLISH``), later versions may. So Redisson's channels are
-# subscribed both ways, with a sharded channel of our own as the mark of the plain subscription. A script that frees a
-# lock publishes to all nodes only if the plain channel has more subscribers than marks: see ``publish_both.lua``.
-
-COPY = b"00"
-"""How the plain copy of a sharded message begins: both have been sent, and a process must be woken once. No client
-writes a number like that, and Redisson's read it as the same number."""
-_TURN_BACK_AFTER = 0.05
-"""A pause, in seconds: while a slot moves, two nodes may redirect a subscriber to each other without end."""
-
-
-class ClusterListener(Listener):
-    """Has a subscriber for each node. A channel moves to another subscriber when its slot moves."""
-
-    def __init__(self, slots: SlotMap, connect: Callable[[Address], Connection], reply_limit: float) -> None:
-        super().__init__(lambda _, node: ShardSubscriber(self, cast("Address", node), connect, reply_limit))
-        self.slots = slots
-
-    def follow(self, names: Iterable[str]) -> None:
-        """Subscribe to channels where their slots are now. Their waiters retry: messages may have been lost."""
-        for name in names:
-            self.lapse([name])
-            if channel := self.channels.get(name):
-                self.subscribe(channel)
-
-    def _location(self, channel: str) -> Address:
-        # The map may be old: a node that has lost the slot replies with the address of its new node.
-        return self.slots.owner(slot_of(channel))
-
-
-class ShardSubscriber(Subscriber):
-    """Subscribes to the channels whose slots one node serves."""
-
-    _listener: ClusterListener
-
-    def __init__(
-        self, listener: ClusterListener, address: Address, connect: Callable[[Address], Connection], reply_limit: float
-    ) -> None:
-        super().__init__(listener, lambda: connect(address), reply_limit)
-        self._address = address
-
-    def _subscription(self, channel: str) -> bytes:
-        return pack_command("SSUBSCRIBE", channel)
-
-    def _farewell(self, channel: str) -> bytes:
-        return pack_command("SUNSUBSCRIBE", plain_mark(channel), channel)
-
-    def _take(self, reply: Any) -> None:
-        try:
-            super()._take(reply)
-        except MovedError as error:
-            self._asked.popleft()
-            slot = error.slot_id
-            slots = self._listener.slots
-            slots.moved(slot, slots.redirected(error.host, error.port, self._address))
-            time.sleep(_TURN_BACK_AFTER)
-            self._listener.follow([name for name in self._listener.wanted(self) if slot_of(name) == slot])
-
-    def _deliver(self, kind: str, channel: str, data: Any) -> None:
-        if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
-            super()._deliver("message", channel, data)
-        elif kind in {"ssubscribe", "subscribe"}:
-            self._has_subscribed(kind, channel)
-        elif kind == "sunsubscribe":
-            self._has_unsubscribed(channel)
-
-    def _has_subscribed(self, kind: str, channel: str) -> None:
-        # One after the other: had the slot moved, the plain channel would be subscribed on two nodes, and messages come
-        # twice. The mark comes last: too few marks cost a message, too many a wake-up.
-        if kind == "subscribe":
-            self._ask_for(plain_mark(channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
-        elif is_redissons(channel):
-            self._ask_for(channel, pack_command("SUBSCRIBE", channel))
-        else:
-            super()._deliver("subscribe", marked(channel), b"")
-
-    def _has_unsubscribed(self, channel: str) -> None:
-        if is_redissons(channel):
-            self._send(pack_command("UNSUBSCRIBE", channel))
-        if channel in self._listener.wanted(self):
-            # This process did not unsubscribe: the slot has moved to another node.
-            self._listener.slots.doubt(self._address)
-            self._listener.follow([channel])
-
-    def _lose(self, error: BaseException) -> None:
-        super()._lose(error)
-        self._listener.slots.doubt(self._address)
-        self._listener.slots.refresh()
-        self._listener.follow(
-            [name for name in self._listener.wanted(self) if self._listener.slots.owner(slot_of(name)) != self._address]
-        )

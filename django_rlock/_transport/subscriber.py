@@ -1,4 +1,4 @@
-"""One listening connection, the thread that owns it, and the waiters that it wakes."""
+"""The connections on which an alias's messages arrive, and the threads that own them: one for each server."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import MovedError, NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._core.interruptions import disarm, guard
-from django_rlock._core.redis_py import server_error
-from django_rlock._core.threads import LoopEvent
-from django_rlock._redis.keys import is_redissons, plain_mark
-from django_rlock._transport.calls import EVERYBODY, backoff, pack_command
+from django_rlock._core.redis_py import server_error, slot_of
+from django_rlock._redis.keys import is_redissons, marked, plain_mark
+from django_rlock._transport.calls import backoff, pack_command
+from django_rlock._transport.cluster import Address, SlotMap
 from django_rlock._transport.connection import Connection, ErrorReply
+from django_rlock._transport.listener import Listener
 
 # --- subscriber -------------------------------------------------------------------------------------------------------
 
@@ -48,22 +47,6 @@ _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.s
 """Lets threads that were just woken run first; it releases the GIL too."""
 
 
-class Audience(Protocol):
-    """A subscriber's reports to its listener; see ``Listener``."""
-
-    def deliver(self, name: str, payload: str) -> None: ...
-
-    def confirm(self, name: str) -> None: ...
-
-    def lapse(self, names: Iterable[str]) -> None: ...
-
-    def wanted(self, subscriber: Any) -> list[str]: ...
-
-    def idle_channels(self, subscriber: Any) -> list[str]: ...
-
-    def refuse(self, name: str) -> None: ...
-
-
 class Subscriber:
     """Subscribes to the channels that its listener wants from one server, over a connection that ``connect`` opens.
 
@@ -71,7 +54,7 @@ class Subscriber:
     opened.
     """
 
-    def __init__(self, listener: Audience, connect: Callable[[], Connection], reply_limit: float) -> None:
+    def __init__(self, listener: Listener, connect: Callable[[], Connection], reply_limit: float) -> None:
         self._listener = listener
         self._open = connect
         self._reply_limit = reply_limit
@@ -298,137 +281,98 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-# --- waiters ----------------------------------------------------------------------------------------------------------
+# --- a cluster's subscribers ------------------------------------------------------------------------------------------
 
-# The waiters of a channel, and how threads and tasks sleep.
+# Listening to a Redis Cluster: sharded channels, each on the node that serves its slot.
+#
+# Redisson before 3.22 uses the channels of all nodes (``PUBLISH``), later versions may. So Redisson's channels are
+# subscribed both ways, with a sharded channel of our own as the mark of the plain subscription. A script that frees a
+# lock publishes to all nodes only if the plain channel has more subscribers than marks: see ``publish_both.lua``.
 
-
-class Lines(Protocol):
-    """The part of a listener that waiters use."""
-
-    def remove(self, waiter: ListenerWaiter) -> None:
-        """Take a waiter out of its queue."""
-
-    def lose(self, channel: str, token: str | None) -> None:
-        """A waiter was dropped that has not left its queue."""
-
-    def wake_next(self, channel: str, token: str | None, ticket: str = "") -> None:
-        """Wake the waiter that has waited longest."""
+COPY = b"00"
+"""How the plain copy of a sharded message begins: both have been sent, and a process must be woken once. No client
+writes a number like that, and Redisson's read it as the same number."""
+_TURN_BACK_AFTER = 0.05
+"""A pause, in seconds: while a slot moves, two nodes may redirect a subscriber to each other without end."""
 
 
-class ListenerWaiter:
-    """Waits in a channel's queue; threads and tasks differ in how they sleep."""
+class ClusterListener(Listener):
+    """Has a subscriber for each node. A channel moves to another subscriber when its slot moves."""
 
-    __slots__ = ("__weakref__", "_closed", "_left", "_lines", "channel", "ticket", "token")
+    def __init__(self, slots: SlotMap, connect: Callable[[Address], Connection], reply_limit: float) -> None:
+        super().__init__(lambda _, node: ShardSubscriber(self, cast("Address", node), connect, reply_limit))
+        self.slots = slots
 
-    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
-        self._lines = lines
-        self._closed = self._left = False
-        self.channel = channel
-        self.token = token
-        self.ticket = ""
+    def follow(self, names: Iterable[str]) -> None:
+        """Subscribe to channels where their slots are now. Their waiters retry: messages may have been lost."""
+        for name in names:
+            self.lapse([name])
+            if channel := self.channels.get(name):
+                self.subscribe(channel)
 
-    async def wait(self, timeout: float | None) -> bool:
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        raise NotImplementedError
-
-    def receive(self, payload: str) -> None:
-        """Called for each message of the channel, if the waiter's token is EVERYBODY."""
-        self.wake()
-
-    def close(self, asked: bool = True) -> None:
-        if self._closed:
-            return
-        self._left = True
-        self._lines.remove(self)
-        if not asked or self._has_unused_wake_up():
-            self._pass_on()
-        self._closed = True
-
-    def has_left(self) -> bool:
-        """Whether it no longer waits."""
-        return self._left
-
-    def _pass_on(self) -> None:
-        if self.token is None:
-            self._lines.wake_next(self.channel, None)
-
-    def _has_unused_wake_up(self) -> bool:
-        raise NotImplementedError
+    def _location(self, channel: str) -> Address:
+        # The map may be old: a node that has lost the slot replies with the address of its new node.
+        return self.slots.owner(slot_of(channel))
 
 
-class _SleepingWaiter(ListenerWaiter):
-    """Sleeps on an event."""
+class ShardSubscriber(Subscriber):
+    """Subscribes to the channels whose slots one node serves."""
 
-    __slots__ = ("_event", "_guard")
+    _listener: ClusterListener
 
-    _event: threads.AutoResetEvent | LoopEvent
+    def __init__(
+        self, listener: ClusterListener, address: Address, connect: Callable[[Address], Connection], reply_limit: float
+    ) -> None:
+        super().__init__(listener, lambda: connect(address), reply_limit)
+        self._address = address
 
-    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
-        super().__init__(lines, channel, token)
-        # An interrupted attempt may not have left, or not have used its wake-up, which then belongs to the next waiter.
-        self._guard = guard(self, partial(lines.lose, channel, token))
+    def _subscription(self, channel: str) -> bytes:
+        return pack_command("SSUBSCRIBE", channel)
 
-    def wake(self) -> None:
-        self._event.set()
+    def _farewell(self, channel: str) -> bytes:
+        return pack_command("SUNSUBSCRIBE", plain_mark(channel), channel)
 
-    def close(self, asked: bool = True) -> None:
-        super().close(asked)
-        disarm(self._guard)
+    def _take(self, reply: Any) -> None:
+        try:
+            super()._take(reply)
+        except MovedError as error:
+            self._asked.popleft()
+            slot = error.slot_id
+            slots = self._listener.slots
+            slots.moved(slot, slots.redirected(error.host, error.port, self._address))
+            time.sleep(_TURN_BACK_AFTER)
+            self._listener.follow([name for name in self._listener.wanted(self) if slot_of(name) == slot])
 
-    def _has_unused_wake_up(self) -> bool:
-        return self._event.is_set
+    def _deliver(self, kind: str, channel: str, data: Any) -> None:
+        if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
+            super()._deliver("message", channel, data)
+        elif kind in {"ssubscribe", "subscribe"}:
+            self._has_subscribed(kind, channel)
+        elif kind == "sunsubscribe":
+            self._has_unsubscribed(channel)
 
+    def _has_subscribed(self, kind: str, channel: str) -> None:
+        # One after the other: had the slot moved, the plain channel would be subscribed on two nodes, and messages come
+        # twice. The mark comes last: too few marks cost a message, too many a wake-up.
+        if kind == "subscribe":
+            self._ask_for(plain_mark(channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
+        elif is_redissons(channel):
+            self._ask_for(channel, pack_command("SUBSCRIBE", channel))
+        else:
+            super()._deliver("subscribe", marked(channel), b"")
 
-class ThreadWaiter(_SleepingWaiter):
-    """Sleeps on a raw lock that ``wake`` opens; a signal interrupts the sleep too."""
+    def _has_unsubscribed(self, channel: str) -> None:
+        if is_redissons(channel):
+            self._send(pack_command("UNSUBSCRIBE", channel))
+        if channel in self._listener.wanted(self):
+            # This process did not unsubscribe: the slot has moved to another node.
+            self._listener.slots.doubt(self._address)
+            self._listener.follow([channel])
 
-    __slots__ = ()
-
-    _event: threads.AutoResetEvent
-
-    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
-        super().__init__(lines, channel, token)
-        self._event = threads.AutoResetEvent()
-
-    async def wait(self, timeout: float | None) -> bool:
-        return self._event.wait_for_long(timeout)
-
-
-class TaskWaiter(_SleepingWaiter):
-    """Sleeps on an event of its loop."""
-
-    __slots__ = ()
-
-    _event: LoopEvent
-
-    def __init__(self, lines: Lines, channel: str, token: str | None) -> None:
-        super().__init__(lines, channel, token)
-        self._event = LoopEvent()
-
-    async def wait(self, timeout: float | None) -> bool:
-        return await self._event.wait(timeout)
-
-
-class CallingWaiter(ListenerWaiter):
-    """Never sleeps: it calls a function with each message, or with an empty string when it is woken without one.
-
-    It may be dropped instead of closed: it has no wake-up that would belong to another one.
-    """
-
-    __slots__ = ("_function",)
-
-    def __init__(self, lines: Lines, channel: str, function: Callable[[str], object]) -> None:
-        super().__init__(lines, channel, EVERYBODY)
-        self._function = function
-
-    def wake(self) -> None:
-        self._function("")
-
-    def receive(self, payload: str) -> None:
-        self._function(payload)
-
-    def _has_unused_wake_up(self) -> bool:
-        return False
+    def _lose(self, error: BaseException) -> None:
+        super()._lose(error)
+        self._listener.slots.doubt(self._address)
+        self._listener.slots.refresh()
+        self._listener.follow(
+            [name for name in self._listener.wanted(self) if self._listener.slots.owner(slot_of(name)) != self._address]
+        )

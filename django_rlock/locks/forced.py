@@ -16,8 +16,8 @@ from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall, run_sync
 from django_rlock._transport.identity import Owner, new_request
+from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import background_driver, listeners
-from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
 from django_rlock.locks.callers import serialized
 from django_rlock.locks.holds import HOLDS, NEWCOMERS

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall, run_sync
+from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import Command, background_driver, commands_to, listener
-from django_rlock._transport.subscriber import ListenerWaiter
 from django_rlock._transport.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named, leave_javas_call

@@ -17,8 +17,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_rlock import FairLock, FencedLock, MultiLock, RLock
 from django_rlock._transport.async_pool import _loops
-from django_rlock._transport.listener import Listener
-from django_rlock._transport.subscriber import TaskWaiter, ThreadWaiter
+from django_rlock._transport.listener import Listener, TaskWaiter, ThreadWaiter
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
 

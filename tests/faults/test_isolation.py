@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.cache import caches
@@ -284,7 +284,7 @@ def test_listening_connection_that_dies_silently_is_replaced(own_server, monkeyp
     monkeypatch.setattr("django_rlock._transport.subscriber.PING_AFTER", 0.1)
     with RLock("stock:42"):
         in_threads(lambda: RLock("stock:42").acquire(wait_time=0.2))
-    (subscriber,) = listener("default").subscribers.values()
+    (subscriber,) = cast("Any", listener("default")).subscribers.values()
     first = eventually(lambda: subscriber.connection)  # a server that stalled was given up as well
     own.pause()
     eventually(lambda: subscriber.connection is not first)
@@ -299,7 +299,7 @@ def test_listening_connection_that_is_used_all_the_time_is_replaced_too(own_serv
     known = listener("default")
     kept = [known.call_at("first", str)]
     eventually(lambda: known.channels["first"].confirmed)
-    (subscriber,) = known.subscribers.values()
+    (subscriber,) = cast("Any", known).subscribers.values()
     first = subscriber.connection
     own.pause()
 

@@ -28,9 +28,8 @@ from django_rlock import (
 from django_rlock._core.threads import LoopEvent, Sleep
 from django_rlock._redis.keys import redisson_channel
 from django_rlock._transport.calls import run_sync
-from django_rlock._transport.listener import Listener
+from django_rlock._transport.listener import Listener, ThreadWaiter
 from django_rlock._transport.registry import async_driver, listener, sync_driver
-from django_rlock._transport.subscriber import ThreadWaiter
 from django_rlock.locks import BaseLock
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.holds import WAITS

@@ -1,6 +1,7 @@
 """Error replies that end a connection: a login that is gone, a new replica; and one that does not: a missing script."""
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -64,7 +65,7 @@ async def test_no_connection_to_a_server_that_became_a_replica_is_kept(binding, 
     until_renewed(*HOLDS.snapshot())
     waiting = binding.start(visit, binding, kind("stock:42"))
     await binding.until(WAITS.snapshot)
-    (subscriber,) = listener("default").subscribers.values()
+    (subscriber,) = cast("Any", listener("default")).subscribers.values()
     await binding.until(lambda: subscriber.connection and next(iter(listener("default").channels.values())).confirmed)
     before = {subscriber.connection, *server("default", purpose="background").idle}
     before |= {shared.connection for shared in shared_links(binding)}

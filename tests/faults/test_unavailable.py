@@ -6,6 +6,7 @@ import re
 import threading
 import time
 import traceback
+from typing import Any, cast
 
 import pytest
 import redis
@@ -228,7 +229,7 @@ def test_waiters_are_heard_again_after_an_outage(own_server):
             eventually(lambda: client.pubsub_channels("redisson*"))
     waiting.join(UNTIL_SERVED)
     server.kill()
-    (subscriber,) = listener("default").subscribers.values()
+    (subscriber,) = cast("Any", listener("default")).subscribers.values()
     eventually(lambda: subscriber.connection is None)
     server.restart()
     with server.client() as client:

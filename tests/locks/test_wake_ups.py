@@ -2,7 +2,7 @@
 the fair lock, also by owners who know nothing of its queue."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, m
         return drop(self, channel)
 
     monkeypatch.setattr(Listener, "_drop", come_back)
-    for subscriber in listener("default").subscribers.values():
+    for subscriber in cast("Any", listener("default")).subscribers.values():
         subscriber.prune()
     eventually(lambda: back)
     (waiter,) = back
@@ -98,7 +98,7 @@ def test_channel_that_nobody_waits_on_is_dropped(redis_client, monkeypatch):
     monkeypatch.setattr("django_rlock._transport.listener.KEEP_CHANNEL", -1.0)
     driver: Any = sync_driver("default")
     run_sync(driver.listen(CHANNEL, None)).close()
-    for subscriber in listener("default").subscribers.values():
+    for subscriber in cast("Any", listener("default")).subscribers.values():
         subscriber.prune()
     eventually(lambda: CHANNEL not in redis_client.pubsub_channels())
     waiter = run_sync(driver.listen(CHANNEL, None))

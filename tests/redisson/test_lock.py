@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -151,7 +152,7 @@ def test_subscriptions_per_connection(redis_client, monkeypatch):
     done: list[int] = []
     in_threads(*[work] * 16)
     assert len(done) == 320
-    for subscriber in listener("default").subscribers.values():
+    for subscriber in cast("Any", listener("default")).subscribers.values():
         subscriber.prune()
     eventually(lambda: not redis_client.pubsub_channels("redisson_lock__channel:*"))
 

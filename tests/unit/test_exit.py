@@ -18,7 +18,7 @@ kept, circle = Connection(ours), Circle(Connection(theirs))
 """
 WAITER = """
 from django_rlock._transport.listener import Listener
-from django_rlock._transport.subscriber import ThreadWaiter
+from django_rlock._transport.listener import ThreadWaiter
 kept, circle = ThreadWaiter(Listener(None), "channel", None), Circle(ThreadWaiter(Listener(None), "channel", None))
 """
 BLOCK = """
