@@ -15,14 +15,12 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
 
-from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._core.process import on_fork
 from django_rlock._core.threads import WeakTable
 
@@ -87,36 +85,6 @@ class Owner:
         15 of docs/architecture.md.
         """
         self.owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
-
-    def labelled(self, label: str) -> AbstractContextManager[None]:
-        """Add a label to the owner id of the locks taken inside, visible to others in Redis."""
-        return _Labelled(self, f":{label}")
-
-
-class _Labelled:
-    """A block in which an owner has a label."""
-
-    __slots__ = ("_former", "_label", "_owner", "is_entered")
-
-    def __init__(self, owner: Owner, label: str) -> None:
-        self._owner = owner
-        self._label = label
-        self._former = owner.label
-        self.is_entered = False
-
-    def __enter__(self) -> None:
-        self.is_entered = True
-        self._set(self._label)
-
-    @run_when_dropped
-    def __exit__(self, *_: object) -> None:
-        if self.is_entered:
-            self._set(self._former)
-            self.is_entered = False
-
-    def _set(self, label: str) -> None:
-        self._owner.label = label
-        self._owner.renew_name()
 
 
 class NamedOwner(Owner):

@@ -281,11 +281,6 @@ class CleanUps:
         self._due: list[tuple[float, int, CleanUp]] = []
         self._numbers = itertools.count()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing left to send."""
-        return not self.inbox and not self._due
-
     def clear(self) -> None:
         """Drop the remaining jobs, because their server is gone."""
         self.inbox.clear()
