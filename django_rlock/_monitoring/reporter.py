@@ -144,6 +144,7 @@ class Publisher:
             item = self._rest.popleft()
             if _is_live(item):
                 self._shown[item] = _Text()
+        # Ended items are removed when their number may have doubled, so each round looks at few of them.
         if len(self._rest) > self._compact_at:
             self._rest = deque(item for item in self._rest if _is_live(item))
             self._compact_at = max(2 * len(self._rest), MAX_ENTRIES)
@@ -175,6 +176,7 @@ class Publisher:
         return [(self.key, ("UNLINK", self.key)), (self.key, ("HSET", self.key, *_flat(mapping)))]
 
     def _changes(self, fields: dict[str, str]) -> list[Command]:
+        # An unchanged entry is the same object, so no texts are compared.
         changed = {field: text for field, text in fields.items() if self.sent.get(field) is not text}
         gone = self.sent.keys() - fields.keys()
         commands: list[Command] = []
@@ -329,7 +331,7 @@ class Reporter:
             return  # another thread already runs
         self._runs = True
         while not self._stopped:
-            self._event.clear()
+            self._event.clear()  # before the round: what comes during it sets the event again
             self.wakes_at = monotonic() + MIN_AGE
             try:
                 due = self.round(monotonic())
@@ -337,7 +339,9 @@ class Reporter:
                 log(logger, logging.ERROR, "The process report failed; it is retried: %s", repr(error))
                 due = monotonic() + _RETRY_PAUSE
             self.wakes_at = due
-            self._event.wait(None if due == math.inf else due - monotonic())
+            # notify() does not interrupt a round, so an item that came too late for this round starts another one.
+            if not self.inbox:
+                self._event.wait(None if due == math.inf else due - monotonic())
 
     def round(self, now: float) -> float:
         """Write all reports that are due; returns when to call this again."""

@@ -1,19 +1,24 @@
 """What a process owns is made once, whichever threads are the first to ask for it."""
 
+import math
 import sys
 import threading
 import time
 
 import pytest
 
+from django_rlock import rlock
 from django_rlock import settings as settings_module
 from django_rlock._core import callbacks, process, threads
 from django_rlock._core.callbacks import Callbacks
+from django_rlock._core.clock import monotonic
 from django_rlock._core.process import remembered
 from django_rlock._monitoring.reporter import Reporter, _reporter
 from django_rlock._transport import connections, registry, worker
+from django_rlock._transport.identity import current_owner
 from django_rlock._transport.worker import BackgroundWorker
-from tests.eventually import PATIENCE, in_threads
+from django_rlock.locks.records import Hold, key_of
+from tests.eventually import PATIENCE, eventually, in_threads
 
 TOGETHER = 4
 
@@ -155,6 +160,29 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     assert len(waits) == 3
     assert all(waits)
     assert sum(waits) <= 2
+
+
+def test_a_hold_that_is_found_while_the_report_is_written_is_reported() -> None:
+    rounds = []
+
+    class Busy(Reporter):
+        def round(self, _now: float) -> float:
+            self.inbox.clear()
+            rounds.append(True)
+            if len(rounds) == 1:
+                self.notify(hold())
+            return math.inf
+
+    def hold() -> Hold:
+        lock, owner = rlock("stock:1"), current_owner()
+        return Hold(key_of(lock, owner), lock, owner, "x", monotonic())
+
+    reporter = Busy()
+    reporter.notify(hold())
+    try:
+        eventually(lambda: len(rounds) == 2)
+    finally:
+        reporter.stop()
 
 
 def test_what_was_counted_is_looked_at_although_an_earlier_call_was_interrupted(
