@@ -132,9 +132,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         self._require(self.has_view_permission(request))
         overview = Overview(request.GET.dict(), _is_refresh(request))
-        etag = _etag(request, overview)
-        if etag and (unchanged := get_conditional_response(request, etag)):
-            return unchanged
+        return _unless_unchanged(request, overview, lambda: self._list(request, overview, extra_context or {}))
+
+    def _list(self, request: HttpRequest, overview: Overview, extra_context: dict[str, Any]) -> HttpResponse:
         context = {
             "title": _("Locks"),
             "listing": overview.listing,
@@ -145,31 +145,13 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "scan": overview.scan,
             "may_release": self.has_force_release_permission(request),
         }
-        response = self._page(request, "change_list", context | (extra_context or {}))
-        if etag:
-            response["ETag"] = etag
-        return response
+        return self._page(request, "change_list", context | extra_context)
 
     def json_view(self, request: HttpRequest) -> HttpResponse:
         """A page of the list for programs. Owner ids are shortened. The status is 503 if nothing could be read."""
         self._require(_has_token(request) or self.has_view_permission(request))
         overview = Overview(request.GET.dict(), _is_refresh(request))
-        etag = _etag(request, overview)
-        if etag and (unchanged := get_conditional_response(request, etag)):
-            return unchanged
-        listing, locks = overview.listing, overview.locks
-        problems = _problems(overview)
-        document = {
-            "locks": [public_dict(lock) for lock in locks],
-            "summary": asdict(overview.summary),
-            "matching": len(listing.matching),
-            "total": listing.total,
-            "page": listing.page.number,
-            "pages": listing.page.paginator.num_pages,
-            "problems": problems,
-        }
-        headers = {"ETag": etag} if etag else None
-        return JsonResponse(document, status=503 if problems and not locks else 200, headers=headers)
+        return _unless_unchanged(request, overview, lambda: _list_for_programs(overview))
 
     def metrics_view(self, request: HttpRequest) -> HttpResponse:
         """The numbers of locks, for Prometheus; the status is 503 if nothing could be read."""
@@ -371,6 +353,31 @@ def _sent_token(request: HttpRequest) -> str | None:
     """The token that a request bears; None for a request without any."""
     scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
+
+
+def _list_for_programs(overview: Overview) -> JsonResponse:
+    listing, locks = overview.listing, overview.locks
+    problems = _problems(overview)  # after the locks were read, which may fail
+    document = {
+        "locks": [public_dict(lock) for lock in locks],
+        "summary": asdict(overview.summary),
+        "matching": len(listing.matching),
+        "total": listing.total,
+        "page": listing.page.number,
+        "pages": listing.page.paginator.num_pages,
+        "problems": problems,
+    }
+    return JsonResponse(document, status=503 if problems and not locks else 200)
+
+
+def _unless_unchanged(request: HttpRequest, overview: Overview, respond: Callable[[], HttpResponse]) -> HttpResponse:
+    """The response, or 304 if the browser has it already."""
+    etag = _etag(request, overview)
+    if etag is None:
+        return respond()
+    response = get_conditional_response(request, etag) or respond()
+    response["ETag"] = etag
+    return response
 
 
 def _etag(request: HttpRequest, overview: Overview) -> str | None:

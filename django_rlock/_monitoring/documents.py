@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from django.conf import settings as django_settings
-
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_fork
 from django_rlock._redis.keys import WRITER
@@ -69,7 +67,6 @@ def describe_process(clock: float) -> dict[str, str]:
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
         "role": guess_role(sys.argv),
-        "service": (getattr(django_settings, "SETTINGS_MODULE", None) or "").partition(".")[0],
         "version": __version__,
         "start": str(round(_started_at + clock, 3)),
     }

@@ -354,9 +354,8 @@ class Recorder:
         self._again = False  # nobody notes that a hold or a wait ends
         self._hours: dict[Group, Hour] = {}
         self._servers: dict[str, Commands] = {}
-        self._unsent = False
         self._looked_at = self._look_due = self._sent_at = -math.inf
-        self._write_from = math.inf
+        self._write_from = math.inf  # if nothing is to be written
 
     def round(self, now: float) -> float:
         """Collect and write what is due; returns when to call this again."""
@@ -365,10 +364,9 @@ class Recorder:
             self._plan_to_write(max(now, self._sent_at + _EVENT_PAUSE))
         if self._has_to_look and now >= self._look_due:
             self._look(now)
-        if self._unsent and now >= self._write_from:
+        if now >= self._write_from:
             self._write(now)
-        look_due = self._look_due if self._has_to_look else math.inf
-        return min(look_due, self._write_from if self._unsent else math.inf)
+        return min(self._look_due if self._has_to_look else math.inf, self._write_from)
 
     @property
     def _has_to_look(self) -> bool:
@@ -377,12 +375,11 @@ class Recorder:
     def leave(self, now: float) -> None:
         """Write the rest at the end of the process."""
         self._look(now)
-        if self._unsent or self.urgent:
+        if self._write_from < math.inf or self.urgent:
             self._write(now)
 
     def _plan_to_write(self, at: float) -> None:
-        self._write_from = min(self._write_from, at) if self._unsent else at
-        self._unsent = True
+        self._write_from = min(self._write_from, at)
 
     def _look(self, now: float) -> None:
         self._again = self.noted or bool(HOLDS) or bool(WAITS)
@@ -410,7 +407,7 @@ class Recorder:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, now: float) -> None:
-        self._unsent = False
+        self._write_from = math.inf
         self._sent_at = now
         events = STATISTICS.events.copy()
         self._recents.take_events(events, now)

@@ -55,11 +55,8 @@ class AliasSurvey:
         return self._builder.reported()
 
     def read(self, keys: Iterable[str]) -> list[LockInfo]:
-        """Read the current state of some locks; returns the held locks."""
-        wanted = sorted(keys)
-        with asking(", ".join(wanted[:3]), self._using) as server:
-            states = server.read_states(wanted)
-        return self._with_queued(self._builder.infos(states), states)
+        """Read the current state of some locks; returns the held locks, without queued messages."""
+        return self._builder.infos(self._states(keys))
 
     def named(self, names: Iterable[str]) -> list[LockInfo]:
         return self.read(self._prefix + name for name in names)
@@ -76,16 +73,21 @@ class AliasSurvey:
         """Read all locks that reports name, or with ``scan`` all locks on the server; see ``find_locks``."""
         reported = self._builder.keys()
         wanted = self._matching(reported, pattern)
-        locks = self.read(wanted)
+        states = self._states(wanted)
+        locks = self._builder.infos(states)
         if with_hot:
-            held = {lock.key for lock in locks}
-            locks += self._builder.hot(key for key in wanted if key not in held)
+            locks += self._builder.hot(key for key in wanted if key not in states)
         if scan:
             with asking(pattern or "*", self._using) as server:
                 found = server.read_states(self._matching(server.scan_keys(self._prefix) - reported, pattern))
             locks += self._builder.infos({key: state for key, state in found.items() if state.has_lock_owners})
             return with_queued(locks, queued_messages(self._using, pattern=pattern))
-        return locks
+        return self._with_queued(locks, states)
+
+    def _states(self, keys: Iterable[str]) -> dict[str, State]:
+        wanted = sorted(keys)
+        with asking(", ".join(wanted[:3]), self._using) as server:
+            return server.read_states(wanted)
 
     def _with_queued(self, locks: list[LockInfo], states: Mapping[str, State]) -> list[LockInfo]:
         """Add the queued messages to the locks that have reservations."""

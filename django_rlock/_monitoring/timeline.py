@@ -119,26 +119,18 @@ class Timeline:
         }
 
 
-class _Lock(NamedTuple):
-    """A lock, and when it was read by the server's clock."""
-
-    using: str
-    name: str
-    now: float
-
-
 def read_timeline(using: str, name: str, info: LockInfo | None) -> Timeline:
     """Return a lock's past and its present state. Raises LockUnavailableError if Redis does not answer."""
     with asking(name, using) as server:
         now, texts = server.read_recent(get_settings(using).key_prefix + name)
-    lock = _Lock(using, name, now)
+    lock = {"using": using, "name": name}
     past = _by_client(texts).items()
-    holds = [hold for client, document in past for hold in _spans(lock, client, document, "hold", MAX_HOLDS)]
-    waits = [wait for client, document in past for wait in _spans(lock, client, document, "wait", MAX_WAITS)]
+    holds = [each for client, document in past for each in _spans(lock, client, document, now, "hold", MAX_HOLDS)]
+    waits = [each for client, document in past for each in _spans(lock, client, document, now, "wait", MAX_WAITS)]
     freed = [event for client, document in past for event in events_in(client, document, now, "freed")]
     if info:
-        holds += [_present(lock, holder, "hold", holder.held_for) for holder in info.holders if holder.since]
-        waits += [_present(lock, waiter, "wait", waiter.waited) for waiter in info.waiters if waiter.since]
+        holds += [_present(lock, holder, now, "hold", holder.held_for) for holder in info.holders if holder.since]
+        waits += [_present(lock, waiter, now, "wait", waiter.waited) for waiter in info.waiters if waiter.since]
     return Timeline(now, _latest(holds), _latest(waits), _latest(freed))
 
 
@@ -160,17 +152,18 @@ def _last_change(document: Mapping[str, Any]) -> float:
     return max((number_of(entry.get("at")) or 0.0 for entry in entries), default=0.0)
 
 
-def _spans(lock: _Lock, client: str, document: Mapping[str, Any], what: str, at_most: int) -> Iterator[Span]:
+def _spans(
+    lock: dict[str, Any], client: str, document: Mapping[str, Any], now: float, what: str, at_most: int
+) -> Iterator[Span]:
     for entry in list_of(document.get(f"{what}s"), at_most):
         seconds, at = number_of(entry.get("seconds")), number_of(entry.get("at"))
-        if seconds is None or at is None or not lock.now - KEEP < at < lock.now + _AHEAD or not 0 <= seconds < at:
+        if seconds is None or at is None or not now - KEEP < at < now + _AHEAD or not 0 <= seconds < at:
             continue
         yield Span(
             **party_in(client, document, entry),
-            using=lock.using,
-            name=lock.name,
+            **lock,
             what=what,
-            at=min(at, lock.now),
+            at=min(at, now),
             seconds=seconds,
             failed=entry.get("failure") is not None,
             reason=short_text(entry.get("failure")),
@@ -178,9 +171,9 @@ def _spans(lock: _Lock, client: str, document: Mapping[str, Any], what: str, at_
         )
 
 
-def _present(lock: _Lock, party: Party, what: str, seconds: float | None) -> Span:
+def _present(lock: dict[str, Any], party: Party, now: float, what: str, seconds: float | None) -> Span:
     known = {field.name: getattr(party, field.name) for field in fields(Party)}
-    return Span(**known, using=lock.using, name=lock.name, what=what, at=lock.now, seconds=seconds or 0.0, is_now=True)
+    return Span(**known, **lock, what=what, at=now, seconds=seconds or 0.0, is_now=True)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------

@@ -150,10 +150,6 @@ class Holder(Party):
     def held_for_text(self) -> str:
         return duration_text(self.held_for)
 
-    @property
-    def heard_ago_text(self) -> str:
-        return duration_text(self.heard_ago)
-
     def __str__(self) -> str:
         """For example ``web-2 pid 311, POST /buy/42/, for 7.1 s``."""
         held_for = "" if self.held_for is None else f"for {self.held_for:.1f} s"

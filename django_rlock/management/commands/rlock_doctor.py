@@ -136,11 +136,7 @@ def diagnose_java(alias: str) -> Iterator[Finding]:
                 try:
                     level, text, advice = look(client, alias)
                 except SERVER_ERRORS as error:
-                    level, text, advice = (
-                        "warning",
-                        redacted(str(error)),
-                        "Grant +client|list +pubsub +scan to check it.",
-                    )
+                    level, text, advice = "warning", redacted(str(error)), _RIGHTS
                 yield Finding(alias, server, f"java {check}", level, text, advice)
 
 
