@@ -257,7 +257,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
     known = _known.value.get((server, client))
     if known and known.report and known.fields == fields:
         report = replace(known.report, heartbeat=heartbeat)
-        _keep(server, client, known._replace(report=report, read_at=now))
+        _known.value[server, client] = known._replace(report=report, read_at=now)
         return report
     entries = _read_entries(server, client, fields)
     about = {name: plain_text(text) for name, text in fields.items() if name not in entries}
@@ -274,7 +274,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
         waits=[entry for name, entry in entries.items() if entry and name.startswith(_WAIT)],
         hot=[hot for name, text in about.items() if name.startswith(_HOT) and (hot := _hot_entry(text, client))],
     )
-    _keep(server, client, _Parsed(fields, entries, report, now))
+    _known.value[server, client] = _Parsed(fields, entries, report, now)
     return report
 
 
@@ -287,10 +287,10 @@ def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, En
     return {name: parsed[name] if name in parsed else before.entries[name] for name in names}
 
 
-def _keep(server: str, client: str, parsed: _Parsed) -> None:
-    if sum(len(each.entries) for each in [*_known.value.values()]) > MAX_KEPT:
+def limit_memory() -> None:
+    """Forget the parsed reports if there are too many. As this counts all of them, it is called once for a reading."""
+    if sum(len(each.entries) for each in _known.value.copy().values()) > MAX_KEPT:
         _known.value.clear()
-    _known.value[server, client] = parsed
 
 
 def _entry(text: str, client: str) -> Entry | None:

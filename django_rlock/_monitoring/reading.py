@@ -24,7 +24,15 @@ from redis.exceptions import ClusterCrossSlotError
 from django_rlock._core import threads
 from django_rlock._core.redis_py import locations
 from django_rlock._core.text import hide_secrets, redacted
-from django_rlock._monitoring.documents import Fields, Report, number_of, parse_report, plain_text, unchanged_report
+from django_rlock._monitoring.documents import (
+    Fields,
+    Report,
+    limit_memory,
+    number_of,
+    parse_report,
+    plain_text,
+    unchanged_report,
+)
 from django_rlock._redis.keys import (
     HISTORIES,
     JAVA_QUEUE_ENTRY,
@@ -45,6 +53,7 @@ from django_rlock._transport.quorum.nodes import node_set
 from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 from django_rlock.settings import get_aliases, get_settings, is_url, server_aliases
 
+# The limits below keep a page fast beside planted values, and beside more processes than any project has.
 MAX_PROCESSES = 2000
 MAX_FIELDS = 4000
 MAX_PARTIES = 100
@@ -119,6 +128,7 @@ def read_all_reports(client: redis.Redis, server: str, is_refresh: bool = False)
         # writes the report again.
         _tidy(client, "ZREM", PROCESSES, *ended)
     read = {p: parse_report(p, scores[p], fields, server, now) for p, fields in found.items() if fields}
+    limit_memory()
     return now, [report for process in scores if (report := kept.get(process) or read.get(process))]
 
 
@@ -182,8 +192,10 @@ def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
     found = {}
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]
+        # zip() takes the five replies for each key from one iterator, in turn.
         replies = iter(_pipeline(client, [command for key in batch for command in _read_lock(key)]))
         for key, held, pttl, queue, java, reserved in zip(batch, *[replies] * 5, strict=False):
+            # The lock may expire between HSCAN and PTTL: the commands are not one transaction.
             if (holds := _holds(held)) and pttl != ABSENT:
                 javas = [owner for owner in map(plain_text, java or ()) if owner != JAVA_QUEUE_ENTRY]
                 waiters = *map(_waiting, queue or ()), *javas
@@ -249,7 +261,7 @@ def scan_keys(client: Any, prefix: str, kind: str = "hash") -> Iterator[str]:
 
 def _scan(server: Any, pattern: str, kind: str) -> Iterator[str]:
     cursor = 0
-    for _ in range(SCAN_CALLS):
+    for _ in range(SCAN_CALLS):  # while keys are added, a scan need not end
         command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, "TYPE", kind)
         cursor, keys = server.execute_command(*command, NEVER_DECODE=True)
         yield from map(plain_text, keys)
@@ -379,6 +391,7 @@ class Server:
         """The reservations of some locks, or of all locks (None), which reads every key of the server."""
 
         def read(client: redis.Redis, _: str) -> tuple[float, list[tuple[str, str, int]]]:
+            # A scan for the names that reservations_key() makes, whatever follows.
             found = scan_keys(client, "rlock_places:", "zset") if keys is None else map(reservations_key, keys)
             return read_reservations(client, set(found))
 
@@ -399,7 +412,7 @@ class Nodes(Server):
     def _replies(self, question: Callable[[redis.Redis, str], T]) -> dict[str, T]:
         replies = {}
         for node, client in self._clients.items():
-            if node not in self._errors:
+            if node not in self._errors:  # one timeout for each page, however often the page asks
                 try:
                     replies[node] = question(client, node)
                 except (redis.RedisError, OSError) as error:
@@ -428,6 +441,7 @@ class Nodes(Server):
             (math.inf if state.pttl == ENDLESS else state.pttl for state in states if holds.keys() & state.holds),
             reverse=True,
         )
+        # With the leases in falling order, this is the one with which the owner loses its majority.
         left = leases[min(len(self._clients) // 2, len(leases) - 1)]
         nodes = {node: _owner(by_node[node]) if node in by_node else None for node in self._clients}
         return State(holds, ENDLESS if left == math.inf else int(left), (), 0, nodes)
