@@ -334,7 +334,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             raise PermissionDenied
 
     def _page(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-        request.current_app = self.admin_site.name  # read by the url tag
+        request.current_app = self.admin_site.name  # the url tag reads it: a project may have several admin sites
         common = {
             **self.admin_site.each_context(request),
             "opts": self.opts,

@@ -111,8 +111,8 @@ def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool 
 def find_locks(
     using: str | None = None, pattern: str | None = None, scan: bool = False, with_hot: bool = False
 ) -> tuple[list[LockInfo], dict[str, Problem]]:
-    """The same as a list, with the errors of the aliases that could not be read. ``with_hot`` adds hot locks that are
-    free at the moment. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
+    """The locks of ``iter_locks`` as a list, and the errors of the aliases that could not be read. ``with_hot`` adds
+    hot locks that are free at the moment. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
     survey = take_survey(using, pattern or "*")
     locks = survey.read_all(pattern, scan, with_hot)
@@ -148,7 +148,7 @@ def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
 
 
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
-    """The same for several locks, in a few round trips, without the free ones. Errors are as for ``lock_info``."""
+    """The ``lock_info`` of several locks, read in a few round trips; free locks are left out. Errors are as there."""
     locks = [rlock(name, using=using) for name in names]
     survey = Survey([using], ", ".join(lock.key for lock in locks))
     found = survey.read((using, lock.name) for lock in locks)
@@ -212,7 +212,7 @@ def force_release(
     if owner == "":
         raise ValueError("The owner must be an owner of lock_info(), or None to free the lock from any owner.")
     lock = rlock(name, using=using)
-    # The history names the holder, which can only be read before the release.
+    # The history names the holder, and only before the release can it be read.
     token = operator.set((by, reason, _whom(lock, owner)))
     try:
         text = f"{by}: {reason or 'no reason given'}" if by else reason

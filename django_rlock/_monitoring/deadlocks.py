@@ -70,7 +70,7 @@ def circles(links: Iterable[Edge]) -> list[Deadlock]:
         along = [by_waiter[waiter][holder] for waiter, holder in pairwise(circle)]
         start = min(range(len(along)), key=lambda index: along[index].key)
         found.append(Deadlock((*along[start:], *along[:start])))
-        for actor in circle[1:]:
+        for actor in circle[1:]:  # the first one is also the last one
             del by_waiter[actor]
     return found
 

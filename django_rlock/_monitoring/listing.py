@@ -289,7 +289,7 @@ class Overview:
     @property
     def listed(self) -> list[Listed]:
         """All locks: those of the page with their current state, others as reported."""
-        _ = self.listing
+        _ = self.listing  # reading the page replaces its locks in the list
         return self._listed
 
     @property
@@ -338,7 +338,7 @@ class Overview:
     def fingerprint(self) -> str:
         """A digest that changes with the list, but not with the passing of time."""
         circles = [[edge.key for edge in deadlock.edges] for deadlock in self.deadlocks]
-        summary = replace(self.summary, oldest_wait=None)
+        summary = replace(self.summary, oldest_wait=None)  # it grows with time; the browser counts it
         matching = len(self.listing.matching), self.listing.total
         shown = [_lasting(lock) for lock in self.locks], circles, summary, matching
         return md5(repr(shown).encode(), usedforsecurity=False).hexdigest()

@@ -154,6 +154,7 @@ class Recent:
         return not (self.waits or self.freed or any(hold.seconds >= _LONG for hold in self.holds))
 
     def described(self, using: str, clock: float) -> str:
+        # Earlier waits only count for the length of the queue; without names they take a tenth of the space.
         first_named = len(self.waits) - MAX_NAMED_WAITS
         document = {
             "holds": [_described(hold, using, clock) for hold in self.holds],
@@ -240,6 +241,7 @@ class Recents:
             return oldest
         if (excess := len(self._locks) - MAX_LOCKS) <= 0:
             return None
+        # Not the latest locks, although they are dull at first: their waiters are still to come.
         earlier = itertools.islice(self._locks.items(), excess + MAX_LOCKS - _LATEST)
         return next((lock for lock, recent in earlier if recent.is_dull), oldest)
 
@@ -317,6 +319,7 @@ class Hour:
         start = now - now % SLOT
         if not self._slots or self._slots[-1].start < start:
             self._slots.append(Slot(start))
+            # Callers record only holds and waits that are longer than these.
             counters.longest_hold = counters.longest_wait = 0.0
         return self._slots[-1]
 
@@ -338,11 +341,11 @@ class Hour:
 
 
 class Recorder:
-    """Keeps the history of this process and its hot locks, and writes the history, and what ``recents`` has of single
-    locks, to all servers that they concern.
+    """Collects the history of this process and its hot locks. Writes the history, and the ``recents`` of single locks,
+    to the servers of these locks.
 
     ``homes_of`` returns the servers of an alias: CACHES alias or URL, and the alias through which to reach it. Times
-    are monotonic seconds. ``noted`` is set when something was counted since the last look, ``urgent`` when it is a loss
+    are monotonic seconds. ``noted`` says that something was counted since the last look, ``urgent`` that it was a loss
     or a forced release.
     """
 
@@ -383,10 +386,11 @@ class Recorder:
 
     def _look(self, now: float) -> None:
         self._again = self.noted or bool(HOLDS) or bool(WAITS)
-        self.noted = False
+        self.noted = False  # before the counters are read: what is counted meanwhile is noted for the next look
         has_news = self._take(now)
         window = now - self._looked_at
-        is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY  # otherwise the thread is new, or slept
+        # If the thread is new or has slept, the window says nothing about the rates.
+        is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY
         recent = _drained(STATISTICS.recent)
         self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
         self._looked_at, self._look_due = now, now + LOOK_EVERY

@@ -244,6 +244,7 @@ class Builder:
 
     def reported(self) -> list[Reported]:
         """The locks of this alias as reported, in no order."""
+        # The usual lock has one hold, no waiters, and a living holder: no list of its entries is made.
         single = {} if self._silent else self._holds.single()
         waited_for, prefix = self._waits.keys, self.prefix
         found = [
@@ -290,6 +291,7 @@ class Builder:
     def left(self, entry: Entry) -> float:
         """The remaining lease as reported, in seconds. After a process has ended, no renewals are assumed."""
         lease = entry.lease or self._lease
+        # The last renewal may have come just before the process fell silent.
         return min(self.reports[entry.client].heartbeat + SILENT_AFTER + lease - self.now, lease)
 
     def _outside(self, waits: Iterable[Entry], others: Iterable[str]) -> list[Entry]:

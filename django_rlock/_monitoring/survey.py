@@ -174,7 +174,7 @@ class Survey:
                 found += question(self._aliases[using], using) if using in self._aliases else ()
             except LockUnavailableError as error:
                 self.errors[using] = error
-                del self._aliases[using]
+                del self._aliases[using]  # later questions do not wait for its server again
         return found
 
 

@@ -183,7 +183,7 @@ class Embedded:
         """Start the server, or wait for the server that another process is starting."""
         with _starting.value:  # threads that connect at the same time start one program
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                self._dial(1.0).close()
+                self._dial(1.0).close()  # another thread may have started it
                 return
             self._make_folder()
             logged = self._log_size()

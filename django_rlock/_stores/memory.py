@@ -187,7 +187,7 @@ class _Own:
             yield
         finally:
             used, self.servers = self.servers, former
-            for server in used.values():
+            for server in used.values():  # to make a server and load its scripts takes longer than most tests
                 server.forget()
                 self._unused.append(server)
 

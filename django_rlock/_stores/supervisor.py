@@ -53,7 +53,7 @@ OPTIONS = {
 def main(program: str, idle: float) -> None:
     """Start the server, report that, and watch the server to its end."""
     os.umask(0o077)
-    if os.fork():  # the starter collects this process at once, and has no other child of ours
+    if os.fork():  # the starter waits for this process only; the server and its watch continue in the child
         os._exit(0)
     output = _take_output()
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -158,6 +158,7 @@ def _watch(server: "subprocess.Popen[bytes]", connection: socket.socket, idle: f
             continue  # it is suspended, or busy
         except OSError:
             return
+        # A process that came and went between two looks has raised the number of connections.
         if clients > 1 or now_known != known:
             known, used_at = now_known, time.monotonic()
         elif time.monotonic() - used_at >= idle:

@@ -293,7 +293,7 @@ class _Server:
 
     def _fresh_info(self) -> Mapping[str, Any]:
         """INFO over a new connection."""
-        self._client.connection_pool.disconnect()
+        self._client.connection_pool.disconnect()  # behind one address, each connection may reach another server
         return self._client.info()  # type: ignore[no-any-return]
 
     def _slots(self) -> Iterator[Finding]:

@@ -126,6 +126,7 @@ def lock_csv(locks: Iterable[LockInfo]) -> str:
     writer.writerow([field.heading.replace(" ", "_") for field in LOCK_FIELDS])
     for lock in locks:
         cells = [field.text(lock) for field in LOCK_FIELDS]
+        # Spreadsheets compute with numbers, not with "7.1 s".
         cells[8:10] = [lock.held_for, lock.remaining_lease]
         cells[-1] = lock.rate
         writer.writerow([_inert(cell) for cell in cells])

@@ -81,6 +81,7 @@ class Level:
         now: Counter[tuple[str, ...]] = Counter(
             (printable(lock.template), lock.kind, lock.using) for lock in self.locks()
         )
+        # A gauge that vanished would keep its last value in dashboards.
         self._last = {**dict.fromkeys(self._last, 0), **now}
         return self._last
 

@@ -32,7 +32,7 @@ def shown(text: object) -> SafeString:
 
 @register.filter
 def visible(text: object) -> str:
-    """The same where no markup may stand."""
+    """The text with its control characters made visible, for attributes and titles, which contain no markup."""
     return printable(text)
 
 
@@ -44,7 +44,7 @@ def duration(seconds: float | None) -> str:
 
 @register.filter
 def precise(seconds: float | None) -> str:
-    """The same, in milliseconds below one second: ``12 ms``."""
+    """Seconds for people, in milliseconds below one second: ``12 ms``."""
     if not isinstance(seconds, float):
         return "–"
     if seconds >= 1:
@@ -118,7 +118,7 @@ def _time(seconds: float | None, at: float | None, step: str) -> str:
 
 @register.inclusion_tag("admin/django_rlock/lock/live.html")
 def live(scan: bool = False) -> dict[str, Any]:
-    """The attributes of what refreshes itself, unless that needs a scan. Its script shows durations by them."""
+    """The attributes of a part of a page that refreshes itself, unless that needs a scan; for the page's script."""
     return {"scan": scan, "decimal": get_format("DECIMAL_SEPARATOR")}
 
 

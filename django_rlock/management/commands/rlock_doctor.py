@@ -73,7 +73,7 @@ class Command(BaseCommand):
             raise CommandError(f"{errors} of {len(findings)} findings are errors.", returncode=ERROR)
 
     def _watch(self, every: float, using: str | None, java: bool) -> None:
-        """Repeat the checks. A problem may be solved in the next round."""
+        """Repeat the checks; an error does not end this, as it may be solved in the next round."""
         with suppress(KeyboardInterrupt):
             while True:
                 self._examine_briefly(using, java)

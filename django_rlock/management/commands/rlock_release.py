@@ -81,7 +81,7 @@ class Command(BaseCommand):
         parser.add_argument("--using", metavar="ALIAS", help="RLOCK alias (default: all)")
         parser.add_argument("--owner", help="only locks that this owner holds: its whole id, as in JSON")
         parser.add_argument("--dead", action="store_true", help="only locks of processes that no longer report")
-        parser.add_argument("--fail-empty", action="store_true", help="exit with 3 when --dead finds nothing, too")
+        parser.add_argument("--fail-empty", action="store_true", help="exit with 3 if --dead finds nothing")
         parser.add_argument("--host", help="only locks of processes on this host")
         parser.add_argument("--pattern", help="locks whose names match a shell pattern, as in 'stock:*'")
         parser.add_argument(
@@ -91,7 +91,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask first"
         )
-        parser.add_argument("--reason", default="", help="for the log")
+        parser.add_argument("--reason", default="", help="why, for the log and the history")
         parser.add_argument("--format", choices=["table", "json"], default="table")
 
     def handle(self, *, dry_run: bool, interactive: bool, format: str, **options: Any) -> None:  # noqa: A002
@@ -171,7 +171,7 @@ class Command(BaseCommand):
             alive = isinstance(has_it, Holder) and not has_it.silent
             text = f"{lock.name}{under}  held by {_described(has_it)}{'  (alive)' if alive else ''}"
             self.stderr.write(printable(text))
-        self.stderr.write(f"Free {len(found)} of them? [y/N] ", ending="")
+        self.stderr.write(f"Free these {len(found)}? [y/N] ", ending="")
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was freed.", returncode=ERROR)

@@ -74,7 +74,7 @@ class Command(BaseCommand):
             type=wait_seconds,
             default=0.0,
             metavar="SECONDS",
-            help="to wait for the lock; 0 (default) tries once",
+            help="how long to wait for the lock; 0 (default) tries once, 'forever' has no limit",
         )
         parser.add_argument(
             "--on-locked", choices=ON_LOCKED, default="skip", help="if the lock is taken: end silently, or fail"
@@ -84,7 +84,7 @@ class Command(BaseCommand):
             type=seconds,
             default=0.0,
             metavar="SECONDS",
-            help="keep the lock at least this long, so that a host whose clock is late does not run it again",
+            help="keep the lock for at least this long: a host whose clock is late does not run the program again",
         )
         parser.add_argument(
             "--kill-after",
