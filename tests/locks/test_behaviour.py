@@ -159,6 +159,8 @@ async def test_questions(binding, kind, redis_client):
         lock.check()
     with pytest.raises(LockNotOwnedError):
         await binding.call(lock, "extend", 5)
+    with pytest.raises(LockNotOwnedError):
+        await binding.release(lock)
 
 
 async def test_force_release_lets_the_next_one_in(binding, kind, redis_client):

@@ -180,6 +180,9 @@ async def test_none_is_taken_when_one_is_taken(binding, redis_client, gate, make
     holding = await start_holding(binding, RLock(name), gate)
     before = {*redis_client.keys("rlock:*")}
     assert not await binding.acquire(make(), blocking=False)
+    assert [await binding.call(make(), question) for question in ("locked", "owned")] == [True, False]
+    with pytest.raises(LockNotOwnedError):
+        await binding.release(make())
     assert {*redis_client.keys("rlock:*")} == before
     with pytest.raises(LockTimeoutError, match=name) as caught:
         async with binding.inside(make(wait_time=0.05)):

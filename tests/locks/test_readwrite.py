@@ -153,6 +153,8 @@ async def test_questions(binding, side, redis_client):
         lock.check()
         other = side("prices", owner="somebody")
         assert [await binding.call(other, name) for name in questions[:3]] == [True, False, 0]
+        with pytest.raises(LockNotOwnedError):
+            await binding.release(other)
         await binding.call(lock, "extend", 5)
         assert 0 < await binding.call(lock, "remaining_lease") <= 5
 

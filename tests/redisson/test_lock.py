@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from django_rlock import LockLostError, LockNotOwnedError, RLock
+from django_rlock import LockLostError, RLock
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
@@ -22,18 +22,6 @@ each_kind = pytest.mark.parametrize(
     ["RLock('lock')", "FairLock('lock')", "SpinLock('lock')", "MultiLock(RLock('lock:1'), RLock('lock:2'))"],
     ids=["lock", "fair", "spin", "group"],
 )
-
-
-async def test_remain_time_to_live(binding, kind):
-    """A lease of one hold is not the next one's."""
-    lock = kind("lock")
-    await binding.acquire(lock, lease_time=3600)
-    assert 3500 < await binding.call(lock, "remaining_lease") <= 3600
-    await binding.release(lock)
-    assert await binding.call(lock, "remaining_lease") == 0.0
-    await binding.acquire(lock)
-    assert 20 < await binding.call(lock, "remaining_lease") <= 30
-    await binding.release(lock)
 
 
 def test_lock_uninterruptibly(kind):
@@ -90,51 +78,6 @@ def test_auto_expire(clients, redis_client, made):
     client.do(f"{made}.acquire()")
     client.kill()
     eventually(lambda: not redis_client.keys("rlock:*"))
-
-
-async def answers(binding, lock) -> list[bool]:
-    """Whether it is locked, and whether the asking owner holds it."""
-    return [await binding.call(lock, "locked"), await binding.call(lock, "owned")]
-
-
-async def test_is_locked_other_thread(binding, kind):
-    """Ported from testIsHeldByCurrentThreadOtherThread, too."""
-    lock = kind("lock")
-    async with held_elsewhere(binding, lock):
-        assert await answers(binding, lock) == [True, False]
-    assert await answers(binding, lock) == [False, False]
-
-
-async def test_is_locked(binding, kind):
-    """Ported from testIsHeldByCurrentThread and testLockUnlock, too."""
-    for _ in range(2):
-        lock = kind("lock")
-        assert await answers(binding, lock) == [False, False]
-        async with binding.inside(lock):
-            assert await answers(binding, lock) == [True, True]
-        assert await answers(binding, lock) == [False, False]
-
-
-async def test_unlock_fail(binding, kind):
-    lock = kind("lock")
-    async with held_elsewhere(binding, lock):
-        with pytest.raises(LockNotOwnedError):
-            await binding.release(lock)
-        assert await binding.call(lock, "locked")
-
-
-async def test_single_pub_sub(binding, kind):
-    """One connection hears for several names and many waiters at once."""
-
-    async def work(name: str) -> None:
-        for _ in range(2):
-            assert await binding.acquire(kind(name), wait_time=20)
-            await binding.sleep(0.01)
-            await binding.release(kind(name))
-
-    workers = [binding.start(work, name) for name in ("first", "second") for _ in range(2)]
-    for each in workers:
-        await binding.result(each)
 
 
 @asks_the_server

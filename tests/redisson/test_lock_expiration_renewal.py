@@ -61,15 +61,3 @@ async def test_lock_reentrant_renew(binding, settings):
         async with binding.inside(lock):
             pass
         await renewed(binding)
-
-
-@sides
-@pytest.mark.parametrize("times", [1, 3], ids=["once", "entered again"])
-async def test_should_have_no_threads_after_acquire_and_release(binding, make, times):
-    """Ported from shouldHaveNoThreadsAfterNonReentrantAcquireAndRelease and …AfterReentrant…"""
-    for _ in range(times):
-        await binding.acquire(make("lock"))
-    for left in range(times, 0, -1):
-        assert [hold.count for hold in HOLDS.snapshot()] == [left]
-        await binding.release(make("lock"))
-    assert HOLDS.snapshot() == []

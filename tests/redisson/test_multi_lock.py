@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from django_rlock import FencedLock, MultiLock, RLock
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired
-from tests.bindings import elsewhere, visit
-from tests.redisson.others import held_elsewhere
+from tests.bindings import elsewhere
 
 NAMES = "first", "second", "third"
 
@@ -16,36 +15,6 @@ NAMES = "first", "second", "third"
 @pytest.fixture
 def three() -> MultiLock:
     return MultiLock(*map(RLock, NAMES))
-
-
-async def test_wait_and_lease_timeouts(binding, three):
-    """Of ten who ask at once, exactly one has it."""
-    asked = [binding.start(binding.call, three, "acquire", False) for _ in range(10)]
-    got = [await binding.result(each) for each in asked]
-    assert sorted(got) == [False] * 9 + [True]
-    for hold in HOLDS.snapshot():
-        await binding.call(hold.lock, "force_release")
-    HOLDS.clear()
-
-
-async def test_multi_threads(binding, three):
-    """A second one that shares a member waits for the first one's release."""
-    other = MultiLock(RLock("zero"), RLock("third"))
-    async with binding.inside(three):
-        waiting = binding.start(visit, binding, other)
-        await binding.until(WAITS.snapshot)
-        assert not await binding.call(RLock("zero"), "locked")
-    await binding.result(waiting)
-
-
-async def test_three_servers(binding, own_server):
-    own_server("elsewhere"), own_server("anywhere")
-    lock = MultiLock(RLock("lock"), RLock("lock", using="elsewhere"), RLock("lock", using="anywhere"))
-    async with held_elsewhere(binding, lock):
-        for _ in range(2):
-            assert not await binding.acquire(lock, blocking=False)
-    async with binding.inside(lock):
-        pass
 
 
 async def test_renew_expiration(binding, settings):

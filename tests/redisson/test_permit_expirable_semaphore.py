@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_rlock import PermitExpirableSemaphore, PermitNotHeldError
+from django_rlock import PermitExpirableSemaphore
 from tests.redisson.crowds import LOOPS, PROCESSES, in_processes
 
 UNKNOWN = "0" * 32
@@ -49,21 +49,6 @@ async def test_update_lease_time(binding, redis_client, semaphore):
     assert await binding.call(semaphore, "acquire", wait_time=20)
 
 
-async def test_available_permits(binding, redis_client, semaphore):
-    """Ported from testAvailablePermits, testAcquiredPermits and testGetPermits: what ends comes back."""
-    await binding.call(semaphore, "try_set_permits", 2)
-    assert await numbers(binding, semaphore) == [2, 0, 2]
-    first = await binding.call(semaphore, "acquire", lease_time=20)
-    assert await numbers(binding, semaphore) == [1, 1, 2]
-    second = await binding.call(semaphore, "acquire", lease_time=20)
-    assert not await binding.call(semaphore, "acquire", blocking=False)
-    assert await numbers(binding, semaphore) == [0, 2, 2]
-    for permit in (first, second):
-        await binding.call(semaphore, "update_lease_time", permit, 0.05)
-    await ended(binding, redis_client)
-    assert await numbers(binding, semaphore) == [2, 0, 2]
-
-
 @pytest.mark.lengthy
 async def test_expiration(binding, redis_client, semaphore):
     """What has a time to live goes with all that belongs to it; what was asked is forgotten in two minutes."""
@@ -102,24 +87,6 @@ async def test_try_release_many_expired(binding, redis_client, semaphore):
     assert await binding.call(semaphore, "available_permits") == 10
     assert await binding.call(semaphore, "try_release", old) == 0
     assert await binding.call(semaphore, "available_permits") == 10
-
-
-@pytest.mark.parametrize("which", ["unknown", "ended", "given back"])
-async def test_release_many_not_exist_or_expired(binding, redis_client, semaphore, which):
-    """One such among them leaves all as they are."""
-    await binding.call(semaphore, "try_set_permits", 10)
-    live = await binding.call(semaphore, "acquire", 3, lease_time=20)
-    gone = await binding.call(semaphore, "acquire", lease_time=0.1 if which == "ended" else 20)
-    if which == "ended":
-        await ended(binding, redis_client, live=3)
-    else:
-        await binding.call(gone, "release")
-    stranger = UNKNOWN if which == "unknown" else gone.id
-    for ids in ([*live.ids, stranger], [stranger, *live.ids]):
-        with pytest.raises(PermitNotHeldError):
-            await binding.call(semaphore, "release", ids)
-        assert await numbers(binding, semaphore) == [7, 3, 10]
-    await binding.call(semaphore, "release", live)
 
 
 @pytest.mark.parametrize("wanted", [(2, 2), (1, 2)])

@@ -12,20 +12,11 @@ from django_rlock._transport.identity import NamedOwner
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.bindings import visit
 from tests.redisson.crowds import LOOPS, PROCESSES, all_together, in_processes
-from tests.redisson.test_lock import test_is_locked, test_is_locked_other_thread, test_unlock_fail
 
 pytestmark = pytest.mark.lengthy
 
-__all__ = ["test_is_locked", "test_is_locked_other_thread", "test_unlock_fail"]
-
 LONG = 20
 """A lease that does not end while a test runs, in seconds."""
-
-
-@pytest.fixture(params=[ReadLock, WriteLock], ids=["read", "write"])
-def kind(request):
-    """The sides, for what is the same with every lock."""
-    return request.param
 
 
 def lease_end(lock: ReadLock) -> float:
