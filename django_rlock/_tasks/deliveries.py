@@ -37,10 +37,10 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall, run_flow
-from django_rlock._transport.quorum.calls import AskTask, NoteTask
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.locks.options import milliseconds
+from django_rlock.locks.redlock import AskTask, NoteTask
 from django_rlock.settings import get_settings
 
 DEFAULT_VISIBILITY = 3600.0

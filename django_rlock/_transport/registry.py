@@ -31,7 +31,7 @@ from django_rlock._transport.one_server import (
     PlainNode,
 )
 from django_rlock._transport.pool import BACKGROUND, THREADS
-from django_rlock._transport.quorum.calls import Quorum
+from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.tasks import TaskTransport
 from django_rlock._transport.quorum.threads import ThreadTransport
 from django_rlock._transport.subscriber import ClusterListener, Subscriber

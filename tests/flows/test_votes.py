@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from django_rlock._transport.identity import Owner
-from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.votes import QuorumCall, Restarts, VoteTally, VotingRound
+from django_rlock.locks import redlock
 from models.checker import walk
 from tests.flows.exploring import _url
 from tests.flows.voting import LEASE, Model, Walk, options, weigh
@@ -101,7 +101,7 @@ def count_from_the_reply(patch):
 
 
 def count_any_renewal(patch):
-    patch.setattr(calls.Renew, "screen", QuorumCall.screen)
+    patch.setattr(redlock.Renew, "screen", QuorumCall.screen)
 
 
 def use_a_name_twice(patch):

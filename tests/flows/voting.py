@@ -14,12 +14,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._redis.keys import voter_key
 from django_rlock._transport.identity import Owner
-from django_rlock._transport.quorum.calls import Quorum, Release
+from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
 from django_rlock.exceptions import RLockError
 from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.redlock import RedLock
+from django_rlock.locks.redlock import RedLock, Release
 from django_rlock.locks.watchdog import note_loss
 from models import redlock
 from models.redlock import NOBODY, Client, Name, State

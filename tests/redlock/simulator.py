@@ -28,7 +28,7 @@ from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ABSENT
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
-from django_rlock._transport.quorum.calls import Acquire, AcquireAgain, Bump, Quorum, Release, Renew
+from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.votes import (
     AHEAD,
     Answer,
@@ -47,7 +47,7 @@ from django_rlock.locks.attempt import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
-from django_rlock.locks.redlock import Majority, RedLock
+from django_rlock.locks.redlock import Acquire, AcquireAgain, Bump, Majority, RedLock, Release, Renew
 from django_rlock.locks.watchdog import note_loss
 from tests.background import no_threads
 from tests.redlock.model import Node

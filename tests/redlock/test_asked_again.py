@@ -4,10 +4,10 @@ import pytest
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import REMEMBERED
-from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.votes import VoteTally
 from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.locks import redlock
 from django_rlock.locks.redlock import RedLock
 from tests.background import until_renewed
 from tests.bindings import TaskBinding
@@ -88,7 +88,7 @@ async def test_a_copy_that_comes_after_the_node_was_asked_again_takes_nothing(bi
     await acquire_and_give_back(binding, lock)
     late = [each.copy_late(scripts.REDLOCK_ACQUIRE) for each in proxies]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calls, "MIN_VALIDITY", 1.0)  # the attempt is given up although all nodes have granted it
+        patch.setattr(redlock, "MIN_VALIDITY", 1.0)  # the attempt is given up although all nodes have granted it
         assert not await binding.acquire(lock, wait_time=0)
     await binding.until(lambda: all(refused_for(each) > REMEMBERED / 2 for each in nodes[:2]))
     for rule in late:

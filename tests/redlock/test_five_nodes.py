@@ -12,12 +12,12 @@ import pytest
 from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
 from django_rlock._transport import subscriber
 from django_rlock._transport.calls import REMEMBERED, pack_command
-from django_rlock._transport.quorum import calls
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.tasks import TaskSession
 from django_rlock._transport.quorum.threads import ThreadSession
 from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
+from django_rlock.locks import redlock
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.redlock import RedLock
@@ -209,7 +209,7 @@ async def test_goes_on_waiting_until_enough_nodes_are_back(binding, nodes, hasty
 
 async def test_a_question_outlasts_a_pause_of_most_nodes(binding, nodes, hasty_nodes, lock, monkeypatch):
     """As long as one server would have to reply; here that is longer than any stall of the machine."""
-    monkeypatch.setattr(calls.Question, "grace", PATIENCE)
+    monkeypatch.setattr(redlock.Question, "grace", PATIENCE)
     async with binding.inside(lock):
         with paused(nodes[:3]):
             asking = binding.start(binding.call, lock, "locked")
@@ -219,7 +219,7 @@ async def test_a_question_outlasts_a_pause_of_most_nodes(binding, nodes, hasty_n
 
 @pytest.mark.thorough
 async def test_a_wait_without_end_outlasts_the_quarantine(binding, nodes, lock, settings, monkeypatch):
-    monkeypatch.setattr("django_rlock._transport.quorum.calls.PATIENCE", 0.1)
+    monkeypatch.setattr("django_rlock._transport.quorum.PATIENCE", 0.1)
     times = {"QUARANTINE": 6.0, "WATCHDOG_TIMEOUT": 6.0, "NODE_TIMEOUT": 0.3}
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], **times}}
     for server in nodes[:3]:

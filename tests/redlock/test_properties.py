@@ -13,11 +13,10 @@ import pytest
 
 from django_rlock._redis import scripts
 from django_rlock._transport.calls import run_sync
-from django_rlock._transport.quorum import calls
-from django_rlock._transport.quorum.calls import Acquire, Bump, Quorum, Release
+from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.votes import AHEAD, Answer, QuorumCall, Restarts, VoteTally, VotingRound
 from django_rlock.locks import redlock, watchdog
-from django_rlock.locks.redlock import Majority
+from django_rlock.locks.redlock import Acquire, Bump, Majority, Release
 from tests.forms import THOROUGH
 from tests.redlock import simulator
 from tests.redlock.model import Node
@@ -584,7 +583,7 @@ def no_timing(monkeypatch):
 
     monkeypatch.setattr(VotingRound, "ask", changed)
     monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
-    monkeypatch.setattr(calls, "MIN_VALIDITY", -math.inf)
+    monkeypatch.setattr(redlock, "MIN_VALIDITY", -math.inf)
     monkeypatch.setattr(Majority, "drift", lambda self, lock, lease: -lease)
     monkeypatch.setattr(simulator.World, "note_inside", lambda self, client, hold: None)
     monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)

@@ -57,7 +57,7 @@ def test_p18_greenlets(urls):
 
 def test_p18_mutant(urls, monkeypatch):
     """A driver that takes a refusal by most nodes for a grant is distinguished from the other."""
-    from django_rlock._transport.quorum.calls import Quorum
+    from django_rlock._transport.quorum import Quorum
     from django_rlock._transport.quorum.tasks import TaskTransport
     from django_rlock._transport.quorum.votes import VoteTally
 

@@ -27,7 +27,7 @@ from django_rlock.celery import LockedTask
 
 ROOT = Path(django_rlock.__file__).parent
 
-FILES = 126
+FILES = 125
 """How many files the package may have. The aim is 110."""
 LONGEST_FILE = 500
 """How many lines a file may have."""
