@@ -38,7 +38,7 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._tasks.deliveries import COPY, PATIENCE, TOKEN
-from django_rlock._tasks.owners import TaskHolder, seems_dead
+from django_rlock._tasks.holders import TaskHolder, seems_dead
 from django_rlock._transport.calls import (
     ASKS,
     REMEMBERED,

@@ -21,9 +21,9 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
+from django_rlock._tasks.children import erase, note_of, write
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing
-from django_rlock._tasks.holders import Holders, erase, note_of, write
-from django_rlock._tasks.owners import label
+from django_rlock._tasks.holders import Holders, label
 from django_rlock._tasks.reservations import Reservation, logged, mark_of
 from django_rlock._tasks.task import REPLACED, Skipped, end_chain, held_by, skipped
 from django_rlock._transport.identity import thread_owner

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from django_rlock import FairLock, RLock
-from django_rlock._tasks.owners import has_ended
+from django_rlock._tasks.holders import has_ended
 from tests import namespaces
 from tests.celery_app import BLIND, app, records, tasks
 from tests.celery_app.records import starts, until

@@ -25,7 +25,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock._tasks.deliveries import Delivery
-from django_rlock._tasks.owners import tasks_among
+from django_rlock._tasks.holders import tasks_among
 from django_rlock._tasks.runs import locks_held
 from django_rlock._transport.identity import thread_owner
 from django_rlock.celery import LockedTask, Skipped
@@ -366,6 +366,7 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
         "django_rlock/celery.py",
         "_tasks/runs.py",
         "_tasks/naming.py",
+        "_tasks/children.py",
         "_tasks/holders.py",
         "identity.py",
         "interruptions.py",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from django_rlock._tasks.owners import TaskHolder, label
+from django_rlock._tasks.holders import TaskHolder, label
 from tests import namespaces
 from tests.celery_app import records, tasks
 from tests.celery_app.records import overlaps, starts
@@ -75,7 +75,7 @@ def test_containers_without_the_id_of_their_kernel_leave_each_other_their_locks(
     assert said(holding) == f"'done {log}'"
 
 
-MACHINE = "from django_rlock._tasks import owners; print(owners._machine())"
+MACHINE = "from django_rlock._tasks import holders; print(holders._machine())"
 
 
 @pytest.mark.parametrize(
