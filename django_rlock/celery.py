@@ -19,7 +19,7 @@ from celery.signals import worker_init
 from celery.utils import uuid
 
 import django_rlock._tasks.requests  # noqa: F401 - listens to the signals of workers
-from django_rlock._tasks.checks import check_worker
+from django_rlock._tasks.checks import check_worker, refuse_of_call, refuse_unknown
 from django_rlock._tasks.deliveries import (
     SENT_AGAIN,
     SENT_BY_ITSELF,
@@ -29,10 +29,9 @@ from django_rlock._tasks.deliveries import (
     put_off,
 )
 from django_rlock._tasks.naming import BODY
-from django_rlock._tasks.options import TaskOptions, refuse_of_call, refuse_unknown
 from django_rlock._tasks.reservations import Reservation, send_once, sent
 from django_rlock._tasks.runs import Run, locks_held, run_message
-from django_rlock._tasks.task import OPTIONS, AbstractTask, P, R_co, Skipped
+from django_rlock._tasks.task import OPTIONS, AbstractTask, P, R_co, Skipped, TaskOptions
 from django_rlock.inspection import iter_locks
 from django_rlock.locks import BaseLock
 
@@ -117,8 +116,6 @@ class LockedTask(AbstractTask[P, R_co]):
 
     Request = "django_rlock._tasks.requests:LockedTaskRequest"
     Strategy = "django_rlock._tasks.requests:strategy"
-
-    _rlock: TaskOptions
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,12 +1,15 @@
-"""The system checks of tasks: problems that otherwise appear only when a task runs."""
+"""Finds mistakes in the options of tasks: when the app makes a task, and by system checks, which show what would
+otherwise appear only when a task runs."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,6 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock._tasks.options import LEFTOVERS, unread
 from django_rlock._web.http import import_views
 from django_rlock.settings import get_aliases, get_settings, unknown_alias
 
@@ -87,7 +89,7 @@ def _leftovers() -> Iterator[CheckMessage]:
 
     conf: Any = current_app.conf
     in_use = {base.__module__.partition(".")[0] for task in current_app.tasks.values() for base in type(task).__mro__}
-    for library, names in LEFTOVERS.items():
+    for library, names in _LEFTOVERS.items():
         for name in names if library not in in_use else ():
             if conf.get(name) is not None:
                 text = f"The app's setting {name} is for {library}, which no task uses; remove it, or set it in RLOCK."
@@ -145,7 +147,7 @@ def _doubts(task: AbstractTask[..., Any]) -> Iterator[CheckMessage]:
         if conf.worker_pool == "prefork" and conf.worker_prefetch_multiplier != 1:
             yield _warning(task, "waits in its slot, where other messages wait behind it; "
                            "set worker_prefetch_multiplier to 1, or on_locked to 'retry'", "W020")  # fmt: skip
-    for name, option in unread(type(task), task._rlock.naming.attributes()).items():  # noqa: SLF001
+    for name, option in _unread(type(task), task._rlock.naming.attributes()).items():  # noqa: SLF001
         yield _warning(
             task, f"has an attribute {name!r}, which changes no lock; the option is called {option!r}", "W022"
         )
@@ -157,3 +159,139 @@ def _doubts(task: AbstractTask[..., Any]) -> Iterator[CheckMessage]:
 
 def _warning(task: AbstractTask[..., Any], text: str, number: str) -> CheckMessage:
     return CheckWarning(f"{task.name} {text}.", hint=HINT, id=f"django_rlock.{number}")
+
+
+# --- options of other libraries, and misspelt ones --------------------------------------------------------------------
+
+_QUEUED = "write lock_scope='queue', on_queued='raise', or on_queued='return' where it was False"
+_EXPIRY = (
+    "remove it: the lock of a run is renewed; lock_queue_time=… limits how long a message that does not start counts"
+)
+_FOREIGN = {
+    # celery-once
+    "once": "write lock_scope='queue', and on_queued='return' for 'graceful', else on_queued='raise'; its 'keys' "
+    "become lock_key='name:<argument>:…', its 'timeout' lock_queue_time; a run's lock is renewed",
+    "default_timeout": _EXPIRY,
+    "unlock_before_run": "write lock_scope='until_start'",
+    "once_backend": "locks live where RLOCK says",
+    "once_config": "RLOCK in Django's settings has the options",
+    # celery-singleton
+    "unique_on": "write lock_scope='queue', lock_key='name:<argument>:<another>'",
+    "raise_on_duplicate": _QUEUED,
+    "lock_expiry": _EXPIRY,
+    "singleton_raise_on_duplicate": _QUEUED,
+    "singleton_lock_expiry": _EXPIRY,
+    "singleton_backend_class": "locks live where RLOCK says",
+    "singleton_backend_kwargs": "locks live where RLOCK says",
+    "singleton_backend_url": "locks live where RLOCK says",
+    "singleton_key_prefix": "write KEY_PREFIX in RLOCK",
+    # celery-heimdall
+    "heimdall": "write lock_scope='queue', and on_queued='raise' for 'unique_raises'; its 'key' becomes "
+    "lock_key='name:<argument>'",
+}
+"""Options of other libraries, and their equivalents."""
+
+_OF_LOCKS = {
+    "key": "lock_key",
+    "wait_time": "lock_wait_time",
+    "lease_time": "lock_lease_time",
+    "using": "lock_using",
+    "kind": "lock_kind",
+}
+"""Arguments of locks and decorators, and the names of the tasks' options."""
+
+_LEFTOVERS = {
+    "celery_once": ("ONCE",),
+    "celery_singleton": (
+        "singleton_backend_class",
+        "singleton_backend_kwargs",
+        "singleton_backend_url",
+        "singleton_key_prefix",
+        "singleton_lock_expiry",
+        "singleton_raise_on_duplicate",
+    ),
+}
+"""The settings of an app that only another library reads, by its module."""
+
+_BEGINNINGS = "lock", "on_lock", "onlock", "on_queue", "onqueue", "done_marker", "donemarker"
+"""How misspelt options begin; other attributes are the task's own."""
+
+
+def refuse_unknown(task: type, label: str, known: Collection[str]) -> None:
+    """Raise TypeError for an attribute without effect: a misspelt option, another library's option, or a setting."""
+    from celery.app.defaults import SETTING_KEYS  # the checks load this module where Celery may be missing
+
+    for name, value in vars(task).items():
+        if name in known:
+            continue
+        if name in _FOREIGN:
+            raise TypeError(f"{label}: {name!r} is an option of another library; {_instead(name, value)}.")
+        if name == "lock":
+            raise TypeError(f"{label}: 'lock' is the lock of the running task; the option is called 'lock_key'.")
+        if name in SETTING_KEYS and name.startswith("task_"):
+            raise TypeError(f"{label}: {name!r} is a setting of the app, with no effect on a task; {_right(name)}.")
+        if close := _meant(name, value, known):
+            advice = f"Did you mean {close!r}? " if close in known else ""
+            raise TypeError(f"{label}: unknown option {name!r}. {advice}Known options: {', '.join(sorted(known))}.")
+
+
+def _unread(task: type, read: Collection[str]) -> dict[str, str]:
+    """The attributes of a task class that are named like arguments of locks but that its templates do not read, with
+    the options that were probably meant.
+    """
+    return {name: option for name, option in _OF_LOCKS.items() if hasattr(task, name) and name not in read}
+
+
+def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option of ``apply_async()`` that only tasks have: Celery would ignore it."""
+    for name, value in options.items():
+        if name in _FOREIGN:
+            raise TypeError(f"{label}: {name!r} is an option of another library; {_instead(name, value)}, on the task.")
+        if name.startswith(_BEGINNINGS) or name in _OF_LOCKS:
+            option = _OF_LOCKS.get(name, "lock_key" if name == "lock" else name)
+            raise TypeError(f"{label}: {name!r} is not an option of a call; set {option!r} on the task.")
+
+
+def _instead(name: str, value: Any) -> str:
+    """Advice for an option of another library, in general and for this value."""
+    here = ""
+    if name == "once" and isinstance(value, Mapping):
+        here = f"; here: {', '.join(_once(value))}"
+    if name == "unique_on" and value:
+        here = f"; here: lock_key={_key([value] if isinstance(value, str) else value)!r}"
+    return _FOREIGN[name] + here
+
+
+def _once(options: Mapping[str, Any]) -> Iterator[str]:
+    """The equivalents of celery-once's options."""
+    yield "lock_scope='until_start'" if options.get("unlock_before_run") else "lock_scope='queue'"
+    yield "on_queued='return'" if options.get("graceful") else "on_queued='raise'"
+    if "keys" in options:
+        yield f"lock_key={_key(options['keys'])!r}"
+    if "timeout" in options:
+        yield f"lock_queue_time={options['timeout']!r}"
+
+
+def _key(arguments: Collection[str]) -> str:
+    return ":".join(["name", *(f"<{argument}>" for argument in arguments)])
+
+
+def _right(setting: str) -> str:
+    from celery.app.task import Task
+
+    attributes = {name: attribute for attribute, name in Task.from_config}
+    attribute = attributes.get(setting, setting.removeprefix("task_"))
+    if hasattr(Task, attribute):
+        return f"the attribute of a task is {attribute!r}"
+    return "set it in the configuration"
+
+
+def _meant(name: str, value: Any, known: Collection[str]) -> str | None:
+    """The option that was probably meant, or the name itself if unknown; None if it is not a misspelt option."""
+    is_method = inspect.isfunction(value) and value.__name__ == name
+    if is_method or not name.startswith(_BEGINNINGS):
+        return None
+    folded = {option.replace("_", ""): option for option in known}
+    if close := difflib.get_close_matches(name.replace("_", ""), list(folded), n=1, cutoff=0.8):
+        return folded[close[0]]
+    return name if name.startswith("lock_") and not callable(value) else None

@@ -24,7 +24,7 @@ from django_rlock.locks.holds import INSPECTOR
 from django_rlock.settings import get_settings
 
 if TYPE_CHECKING:
-    from django_rlock._tasks.options import TaskOptions
+    from django_rlock._tasks.task import TaskOptions
     from django_rlock.locks import BaseLock
 
 _RENEWED_BY = 0.5

@@ -9,17 +9,15 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from hashlib import blake2b
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
+from celery import Task
 from kombu import serialization
 from kombu.utils.json import dumps
 
 from django_rlock._web.keytemplates import Arguments, KeyTemplate, check_names
 from django_rlock.exceptions import KeyTemplateError
-
-if TYPE_CHECKING:
-    from django_rlock._tasks.task import AbstractTask
 
 Values = dict[str, Any]
 """The arguments of a message by name, with their defaults."""
@@ -37,7 +35,7 @@ _NO_ID = "id"
 class Naming:
     """Names the locks of the runs of one task class. Raises KeyTemplateError or TypeError for a bad ``lock_key``."""
 
-    def __init__(self, task: type[AbstractTask[..., Any]]) -> None:
+    def __init__(self, task: type[Task[..., Any]]) -> None:
         self._label = task.name or task.__name__
         self._values = _Values(task)
         key: Any = inspect.getattr_static(task, "lock_key")
@@ -52,7 +50,7 @@ class Naming:
             self._check_function(self._function)
 
     def names(
-        self, task: AbstractTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None = None
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None = None
     ) -> list[str]:
         """The names of a run's locks; of the running task unless ``task_id`` is given. Raises TypeError when the
         arguments do not fit the body.
@@ -63,7 +61,7 @@ class Naming:
             return list(named) if isinstance(named, list | tuple | set) else [named]
         return self._from_arguments(task, args, kwargs, task_id or task.request.id)
 
-    def names_of(self, task: AbstractTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    def names_of(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """The names of the locks of runs with these arguments; arguments that the key ignores may be left out.
 
         Raises KeyTemplateError or TypeError, which name the task.
@@ -78,14 +76,14 @@ class Naming:
         except TypeError as error:
             raise TypeError(f"{self._label}: {error}; pass the arguments as in a call of the task.") from error
 
-    def name(self, task: AbstractTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str) -> str:
+    def name(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str) -> str:
         """The name of the single lock that a message waits for. Raises TypeError when there are several."""
         names = self.names(task, args, kwargs, task_id)
         if len(names) != 1:
             raise TypeError(f"{self._label}: lock_scope={task.lock_scope!r} takes one name of a lock, not {names!r}.")
         return names[0]
 
-    def check(self, task: AbstractTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise KeyTemplateError, in the process that sends a message, when its key cannot be made.
 
         A key function is only called where the task runs, because it may need data that exists only there.
@@ -99,12 +97,12 @@ class Naming:
         return {each.path[0] for each in found if each.root == "self" and each.path}
 
     def _from_arguments(
-        self, task: AbstractTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None
     ) -> list[str]:
         found = self._values.of_call(args, kwargs, self._used if self._templates else None)
         return self._from_values(task, found, task_id)
 
-    def _from_values(self, task: AbstractTask[..., Any], found: Values, task_id: str | None) -> list[str]:
+    def _from_values(self, task: Task[..., Any], found: Values, task_id: str | None) -> list[str]:
         if not self._templates:
             return [f"{task.name}:{self._digest(found, task.serializer)}"]
         values = {"task": {"name": task.name, "id": task_id}, "self": task, **found}
@@ -145,7 +143,7 @@ class Naming:
             raise TypeError(f"{self._label}: lock_key is called as function({', '.join(wanted)}); {error}.")
 
 
-def body_of(task: type[AbstractTask[..., Any]]) -> Any:
+def body_of(task: type[Task[..., Any]]) -> Any:
     """A task's own ``run``, as defined by its class, also if an annotation of the app wraps the ``run`` with the
     lock."""
     run: Any = inspect.getattr_static(task, "run")
@@ -215,7 +213,7 @@ class _Values:
     with ``pydantic=True``, so that different spellings of the same value give the same key.
     """
 
-    def __init__(self, task: type[AbstractTask[..., Any]]) -> None:
+    def __init__(self, task: type[Task[..., Any]]) -> None:
         self._label = task.name or task.__name__
         run = body_of(task)
         function: Any = getattr(run, "__func__", run)

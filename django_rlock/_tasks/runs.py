@@ -38,7 +38,6 @@ from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, t
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from django_rlock._tasks.options import TaskOptions
     from django_rlock._tasks.task import AbstractTask
 
 logger = logging.getLogger("django_rlock.celery")
@@ -112,7 +111,7 @@ class Run:
         reservation: Reservation | None = None,
     ) -> None:
         self.task = task
-        self.options: TaskOptions = task._rlock  # noqa: SLF001
+        self.options = task._rlock  # noqa: SLF001
         options = self.options
         self.task_id = "" if request is None else str(request.id)
         self.delivery: Delivery | None = None
