@@ -308,11 +308,13 @@ class LockedCall:
         if not self._keeps_locks:
             return self._new_lock(request, names, settings)
         kept = self._kept
-        if kept is None or kept.settings is not settings or len(kept.locks) >= MOST_LOCKS:
+        if kept is None or kept.settings is not settings:
             self._kept = kept = KeptLocks(settings, {})
         key = names, request is None
         lock = kept.locks.get(key)
         if lock is None:
+            if len(kept.locks) >= MOST_LOCKS:
+                kept.locks.clear()
             kept.locks[key] = lock = self._new_lock(request, names, settings)
         return lock
 

@@ -498,18 +498,23 @@ def test_what_is_skipped_is_typed_as_none_too(taken: Holder) -> None:
 
 def test_other_settings_make_other_locks(settings: Settings) -> None:
     @distributed_lock("stock:<sku>")
-    def kind(sku: int) -> str:
+    def terms(sku: int) -> tuple[str, float]:
         [hold] = HOLDS.snapshot()
-        return hold.lock.kind
+        return hold.lock.kind, hold.lease
 
-    assert [kind(7), kind(7)] == ["fair", "fair"]
+    assert [terms(7), terms(7)] == [("fair", 30.0)] * 2
     settings.RLOCK = {"default": {"KIND": "rlock"}}
-    assert kind(7) == "rlock"
+    assert terms(7) == ("rlock", 30.0)
+    settings.RLOCK = {"default": {"KIND": "rlock", "WATCHDOG_TIMEOUT": 5}}
+    assert terms(7) == ("rlock", 5.0)
 
 
-def test_few_lock_objects_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MOST_LOCKS", 3)
+def test_few_lock_objects_are_kept() -> None:
     call = calls.LockedCall(lambda sku: held(), distributed_lock("stock:<sku>").options)  # type: ignore[attr-defined]
-    for sku in 1, 2, 3, 4, 5, 5, 1:
-        assert call.run((sku,), {}) == [f"stock:{sku}"]
-    assert len(call._kept.locks) <= 3  # type: ignore[union-attr]
+    made = {sku: call._lock(None, ((f"stock:{sku}", "stock:<sku>"),)) for sku in range(calls.MOST_LOCKS)}
+    assert call._kept is not None
+    assert len(call._kept.locks) == calls.MOST_LOCKS == 1000
+    assert call._lock(None, (("stock:1", "stock:<sku>"),)) is made[1], "they are kept while nothing new comes"
+    assert call.run((1000,), {}) == ["stock:1000"]
+    assert len(call._kept.locks) == 1, "a bound for the memory"
+    assert call.run((1,), {}) == ["stock:1"]
