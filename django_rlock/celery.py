@@ -122,24 +122,26 @@ class LockedTask(AbstractTask[P, R_co]):
         if cls.__module__.startswith("celery."):
             cls._is_locked = False
             return
-        refuse_unknown(cls, str(cls.name or cls.__name__), OPTIONS)
-        _guard(cls)
-        cls._rlock = TaskOptions.of(cls)  # a bad option fails before Celery registers the task
+        cls._prepare()  # a bad option fails before Celery registers the task
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
         super().on_bound(app)
         if not cls._is_locked:
             return
-        refuse_unknown(cls, str(cls.name), OPTIONS)  # task_annotations may have changed an option, or wrapped the body
-        _guard(cls)
-        cls._rlock = TaskOptions.of(cls)
+        cls._prepare()  # again: task_annotations may have changed an option, or wrapped the body
         if cls.track_started:
             # Celery would store STARTED before the call, also for a copy of a message whose task has succeeded; and
             # most backends of databases overwrite SUCCESS. So a run stores it, once it holds its lock and counts.
             cls._stores_start, cls.track_started = True, False
         if cls.store_errors_even_if_ignored is True:
             setattr(cls, "store_errors_even_if_ignored", property(_stores_errors))  # noqa: B010 - for mypy it is a bool
+
+    @classmethod
+    def _prepare(cls) -> None:
+        refuse_unknown(cls, str(cls.name or cls.__name__), OPTIONS)
+        _guard(cls)
+        cls._rlock = TaskOptions.of(cls)
 
     @property
     def lock(self) -> BaseLock:

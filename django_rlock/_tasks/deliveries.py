@@ -36,7 +36,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import REMEMBERED, Argument, ScriptCall, run_flow
+from django_rlock._transport.calls import REMEMBERED, ScriptCall, run_flow
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.locks.options import milliseconds
@@ -164,7 +164,8 @@ class Delivery:
 
     def standing(self) -> Standing:
         """Read, by one command, what to do with the delivery. Raises LockUnavailableError if Redis is unreachable."""
-        marked_ms, copy, is_stored = self._run(AskTask, scripts.TASK_READ, self._keys, self.retries)
+        question = AskTask(str(self._task.name), scripts.TASK_READ, self._keys, (self.retries,))
+        marked_ms, copy, is_stored = run_call(self._using, question)
         self._known = copy.decode()
         if marked_ms >= 0:
             age = self._marked_for - marked_ms / 1000
@@ -231,24 +232,24 @@ class Delivery:
     def note_success(self) -> None:
         """Record the success, so that later copies end at once."""
         setattr(self.message, SUCCEEDED, self)
-        self._send(self._note(self._success, milliseconds(self._marked_for)))
+        run_call(self._using, self._note_done(self._success, milliseconds(self._marked_for)))
 
     def note_stored(self) -> None:
         """Record in the background that the outcome was stored. If that fails, copies look for the outcome itself."""
         if self._leaves_outcome:
-            call = self._note(f"+{self._success}", milliseconds(self._marked_for))
+            call = self._note_done(f"+{self._success}", milliseconds(self._marked_for))
             clean_up(self._using, call, monotonic() + self._marked_for)
 
     def forget_success(self) -> None:
         """Forget the success before the broker delivers the message again. Raises LockUnavailableError if Redis is
         unreachable; then the success is forgotten later."""
-        call = self._note(self._success, 0)
+        call = self._note_done(self._success, 0)
         # A late copy of note_success() may be executed after this call, so the call is repeated.
         clean_up(self._using, call, monotonic() + REMEMBERED, again=True)
-        self._send(call)
+        run_call(self._using, call)
 
-    def _note(self, value: str, ms: int) -> ScriptCall:
-        return self._call(NoteTask, scripts.TASK_DONE, self._keys[:1], value, ms)
+    def _note_done(self, value: str, ms: int) -> ScriptCall:
+        return NoteTask(str(self._task.name), scripts.TASK_DONE, self._keys[:1], (value, ms))
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
         """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""
@@ -267,22 +268,15 @@ class Delivery:
 
     def _expect(self, token: str) -> None:
         kept = milliseconds(2 * self.visibility + REMEMBERED)
-        self._run(NoteTask, scripts.TASK_EXPECT, self._keys[1:], f"{self.retries}:{token}", self._known or "", kept)
+        args = f"{self.retries}:{token}", self._known or "", kept
+        run_call(self._using, NoteTask(str(self._task.name), scripts.TASK_EXPECT, self._keys[1:], args))
 
-    def _run(
-        self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
-    ) -> Any:
-        return self._send(self._call(kind, script, all_keys, *args))
 
-    def _call(
-        self, kind: type[AskTask | NoteTask], script: scripts.Script, all_keys: tuple[str, ...], *args: Argument
-    ) -> ScriptCall:
-        return kind(str(self._task.name), script, all_keys, args)
-
-    def _send(self, call: ScriptCall) -> Any:
-        driver = sync_driver(self._using)
-        _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
-        return reply
+def run_call(using: str, call: ScriptCall) -> list[Any]:
+    """Run a script on an alias's server; returns its reply. Raises LockUnavailableError after PATIENCE."""
+    driver = sync_driver(using)
+    _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
+    return reply
 
 
 def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from kombu.utils.url import url_to_parts
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
-from django_rlock._tasks.deliveries import COPY, PATIENCE, TOKEN
+from django_rlock._tasks.deliveries import COPY, TOKEN, run_call
 from django_rlock._tasks.holders import TaskHolder, seems_dead
 from django_rlock._transport.calls import (
     ASKS,
@@ -47,10 +47,8 @@ from django_rlock._transport.calls import (
     ScriptCall,
     prepare,
     reservation_call,
-    run_flow,
 )
 from django_rlock._transport.identity import new_request
-from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
 from django_rlock.locks import BaseLock, rlock
@@ -151,6 +149,22 @@ class Reservation:
             self._try_to_reserve("", queue)
             self._is_released = False
 
+    def send(self, options: dict[str, Any], send: Callable[..., AsyncResult[Any]]) -> AsyncResult[Any]:
+        """Send the message, which has the reservation; if that fails, release it."""
+        try:
+            result = send(task_id=self.task_id, **options)
+        except BaseException:
+            self.release(UNSENT)
+            raise
+        self.keep_in_queue(options)
+        return result
+
+    def keep_in_queue(self, options: Mapping[str, Any]) -> None:
+        """Keep the reservation of a message that was sent. If that fails, the reservation expires soon, and another
+        message may be sent."""
+        with logged(self._task):
+            self.keep(_time_in_queue(self._task, options), _starts_in(self._task, options))
+
     def keep(self, seconds: float, starts_in: float = 0.0) -> None:
         """Keep the reservation for a number of seconds from now, if this message still has it."""
         self._change(milliseconds(seconds), milliseconds(starts_in))
@@ -205,19 +219,14 @@ class Reservation:
         all_keys = reservation, self.lock.key, reservations, former, keys.requests_key(self.lock.key)
         args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
         queueing = prepare(scripts.TASK_QUEUE, all_keys, (*args, milliseconds(REMEMBERED)))
-        known, run, left_ms = self._run(ScriptCall(self.lock.name, queueing, f"{new_request()} {self._value}"))
+        call = ScriptCall(self.lock.name, queueing, f"{new_request()} {self._value}")
+        known, run, left_ms = run_call(self._options.using, call)
         return known.decode().partition("\n")[0], run.decode(), left_ms
 
     def _change(self, ms: int | str, starts: int | str) -> _Changed:
-        done, known, replaced = self._run(
-            reservation_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
-        )
-        return _Changed(bool(done), _value_in(known), bool(replaced))
-
-    def _run(self, call: ScriptCall) -> list[Any]:
-        driver = sync_driver(self._options.using)
-        _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
-        return reply
+        call = reservation_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
+        done, known, replaced = run_call(self._options.using, call)
+        return _Changed(bool(done), known.decode().partition("\n")[0].removeprefix(_UNSENT), bool(replaced))
 
 
 class _Changed(NamedTuple):
@@ -252,11 +261,6 @@ def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
         return
     call = reservation_call(lock.name, lock.key, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
     clean_up(using, call, monotonic() + _RELEASED_WITHIN)
-
-
-def _value_in(known: bytes) -> str:
-    """The token and the task id in a reservation's value."""
-    return known.decode().partition("\n")[0].removeprefix(_UNSENT)
 
 
 def mark_of(task: AbstractTask[..., Any]) -> str:
@@ -311,9 +315,7 @@ def send_once(
     other = reservation.reserve(_queue_of(task, args, options), _starts_in(task, options), replaces)
     if other is not None:
         return _left_to(other, task, reservation, on_queued)
-    return sent(
-        _send_in(reservation, task, task_id, {**options, "headers": {**headers, RESERVATION: reservation.header}}, send)
-    )
+    return sent(reservation.send({**options, "headers": {**headers, RESERVATION: reservation.header}}, send))
 
 
 def _send_again(
@@ -331,37 +333,14 @@ def _send_again(
     reservation = Reservation.of_header(task, header, task_id)
     if options["headers"].get(COPY):  # the original's run may end meanwhile and release the reservation
         result = send(task_id=task_id, **options)
-        _keep(reservation, task, options)
+        reservation.keep_in_queue(options)
     else:
         reservation.reserve_again(queue)
-        result = _send_in(reservation, task, task_id, options, send)
+        result = reservation.send(options, send)
     running = Reservation.of_request(task, task.request)
     if running is not None and running.header == reservation.header:
         running.hand_on()
     return result
-
-
-def _send_in(
-    reservation: Reservation,
-    task: AbstractTask[..., Any],
-    task_id: str,
-    options: dict[str, Any],
-    send: Callable[..., AsyncResult[Any]],
-) -> AsyncResult[Any]:
-    try:
-        result = send(task_id=task_id, **options)
-    except BaseException:
-        reservation.release(UNSENT)
-        raise
-    _keep(reservation, task, options)
-    return result
-
-
-def _keep(reservation: Reservation, task: AbstractTask[..., Any], options: Mapping[str, Any]) -> None:
-    """Keep the reservation of a message that was sent. If that fails, the reservation expires soon, and another message
-    may be sent."""
-    with logged(task):
-        reservation.keep(_time_in_queue(task, options), _starts_in(task, options))
 
 
 def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
