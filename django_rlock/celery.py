@@ -207,8 +207,10 @@ class LockedTask(AbstractTask[P, R_co]):
             options["headers"] = own_headers(self, task_id, options["headers"])
         # A bad key fails here, in the caller, rather than later in a worker.
         naming.check(self, *arguments)
+        # A body that sends a message with its own id, and not as a retry, is not done when it succeeds.
         if task_id == self.request.id is not None and (options.get("retries") or 0) <= (self.request.retries or 0):
             setattr(self.request, SENT_BY_ITSELF, True)
+        # Eager mode calls the body at once, so there is no queue to keep duplicates out of.
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return sent(send(task_id=task_id, **options))
         task_id = task_id or uuid()

@@ -157,7 +157,7 @@ class Delivery:
     def _has_waited(self) -> bool:
         """Whether the message has been in the worker for so long that the broker may have delivered it to another
         worker."""
-        if self._received is None:
+        if self._received is None:  # the worker's main process has not noted it, as with another class of requests
             return bool(self._task.acks_late)
         waited = monotonic() - self._received
         return waited > _SHORTEST_VISIBILITY / 2 and bool(waited > self.visibility / 2)
@@ -168,6 +168,7 @@ class Delivery:
         marked_ms, copy, is_stored = run_call(self._using, question)
         self._known = copy.decode()
         if marked_ms >= 0:
+            # The body has succeeded; its process may have died before it stored the outcome.
             age = self._marked_for - marked_ms / 1000
             if is_stored or self._outcome_is_stored():
                 return Standing.DONE
@@ -180,6 +181,7 @@ class Delivery:
         if not known or not (self._token or self._is_redelivered):
             return True
         retries, _, token = known.partition(":")
+        # A retry by the task itself comes after all copies of its earlier attempts.
         if int(retries) != self.retries:
             return self.retries > int(retries)
         return token in {self._token, *self._parents}
@@ -253,11 +255,13 @@ class Delivery:
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
         """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""
+        # The copy is sent first and recorded afterwards. Until then the record still names one of its parents, so
+        # exactly one copy counts, wherever this process dies.
         token, parents = uuid.uuid4().hex, self._parents
         if self._known is not None:
             parents = [self._token, self._known.partition(":")[2]]
         elif self._token:
-            token = self._token
+            token = self._token  # without the record, another token could not be recorded: the same copy is sent again
         retries = self.lock_retries + (not waited)
         return {RETRIES: retries, COPY: is_copy, TOKEN: token, PARENTS: parents, WAITED: waited}
 
@@ -305,6 +309,7 @@ def visibility_timeout(app: Any) -> float:
 def own_headers(task: Task[..., Any], task_id: str | None, headers: dict[str, Any] | None) -> dict[str, Any] | None:
     """The headers of a message to send, without our headers of another message, which the body may have passed on."""
     running = task.request.id  # None if a worker's main process sends the message of a lost child again
+    # A message that is sent again under its own id keeps them: they say which copy it is.
     if not headers or (task_id is not None and running in {None, task_id}):
         return headers
     return {name: value for name, value in headers.items() if not name.startswith("rlock_")}

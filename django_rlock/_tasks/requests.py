@@ -64,6 +64,7 @@ _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
 @task_received.connect(weak=False)
 def _note_arrival(request: Any, **_: Any) -> None:
     """Record when the worker received the message: it may be delivered again while it waits there."""
+    # task_received is sent in the worker's main process, whose request_dict then reaches the child that runs the task.
     if hasattr(request.task, "_rlock"):
         _drop_foreign(request.request_dict, request.id)
         request.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: request.content_type})
@@ -97,8 +98,9 @@ def _is_token(value: object) -> bool:
 
 @task_postrun.connect(weak=False)
 def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
-    """Handle the end of a run, or an error before the run. Without a state, the process is ending or Celery has
-    failed."""
+    """Handle the end of a run, or an error before the run."""
+    # task_postrun is sent in the process of the run, before the worker acknowledges or rejects the message. Of all
+    # signals only this one comes after success, failure, Retry, Ignore and Reject alike.
     known = vars(task.request)
     delivery: Delivery | None = known.get(SUCCEEDED)
     if _comes_again(task, retval, state):
@@ -107,7 +109,7 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
         return
     if state == SUCCESS and delivery is not None:
         delivery.note_stored()
-    if state is None:
+    if state is None:  # the process is ending, or Celery has failed: the main process decides
         return
     if RESERVATION in known and hasattr(task, "_rlock") and (reservation := Reservation.of_request(task, task.request)):
         reservation.release()
@@ -133,6 +135,7 @@ def _run_again(task: Any, delivery: Delivery) -> None:
         reservation.reserve_again(delivery.queue)
 
 
+# Celery itself has failed, perhaps before it made the request of a run, so that task_postrun was not sent.
 @task_internal_error.connect(weak=False)
 def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: Any) -> None:
     _release(request, task_id)
@@ -149,7 +152,9 @@ def _after_revocation(request: Any, **_: Any) -> None:
 
 @task_failure.connect(weak=False)
 def _after_failure(sender: Any, task_id: str, exception: Any, **_: Any) -> None:
-    """Handle a failure, mostly the end of a process or a time limit."""
+    """Handle the end of a process, or a time limit."""
+    # An ordinary failure sends this signal, too, in the process of the run. A child of a prefork worker knows no
+    # request; in other pools the message has ended as well, so its reservation may be released twice.
     request = _received.get(task_id)
     if request is not None and not (isinstance(exception, TimeLimitExceeded) and _survives_time_limit(sender)):
         _release(request.request_dict, task_id)
@@ -162,8 +167,9 @@ def _survives_time_limit(task: Any) -> bool:
 
 @task_retry.connect(weak=False)
 def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any) -> None:
-    """Handle a run that a shutdown ends: its message is only delivered again with ``acks_late``, whatever Celery's log
-    says."""
+    """Handle a run that a shutdown ends."""
+    # Only a shutdown sends task_retry without a reason. Whatever Celery's log says, the message is delivered again
+    # only with acks_late.
     if reason is None and not sender.acks_late:
         _release(vars(request), request.id)
 
@@ -204,6 +210,7 @@ class LockedTaskRequest(Request):
     def acknowledge(self) -> None:
         """Handle a copy of a success that ``worker_deduplicate_successful_tasks`` does not run."""
         super().acknowledge()
+        # Celery acknowledges such a copy without a run, and sends no signal.
         if self.delivery_info["redelivered"] and self.id in successful_requests:
             _release(self.request_dict, str(self.id))
 

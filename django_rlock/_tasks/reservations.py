@@ -131,6 +131,7 @@ class Reservation:
             known, run, left_ms = self._try_to_reserve(mark, queue, starts_in, replaces)
             if known == _UNSENT + self._value:
                 return None
+            # A run that is dead, or seems so, must not suppress a message: it may never end.
             if run:
                 holder = TaskHolder.of(owner_id_in(run, self.lock))
                 if holder is not None and not holder.is_gone and not seems_dead(self._options, left_ms / 1000):
@@ -174,6 +175,8 @@ class Reservation:
 
         Returns whether another message has replaced this one.
         """
+        # If the process dies, its lock is freed, but the broker delivers this message again: only the reservation still
+        # keeps out duplicates then.
         if self._task.acks_late and self._options.scope == "queue" and not self._options.runs_again:
             return self._change(milliseconds(self._options.queue_time), RUNS).is_replaced
         self._is_released = True
@@ -191,7 +194,7 @@ class Reservation:
         self._is_released = True
         try:
             self._change(0, state)
-        except BaseException as error:
+        except BaseException as error:  # a soft time limit, too: the reservation must not stay until its time is up
             release_later(self.header, self.task_id, state)
             if not isinstance(error, LockUnavailableError):
                 raise
@@ -331,7 +334,8 @@ def _send_again(
     If the message is running here, the copy inherits its reservation, so it does not release the reservation.
     """
     reservation = Reservation.of_header(task, header, task_id)
-    if options["headers"].get(COPY):  # the original's run may end meanwhile and release the reservation
+    if options["headers"].get(COPY):
+        # Another delivery may be running, and about to release the reservation: it must not be made again.
         result = send(task_id=task_id, **options)
         reservation.keep_in_queue(options)
     else:

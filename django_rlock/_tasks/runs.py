@@ -161,7 +161,7 @@ class Run:
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body under the lock; if the lock cannot be taken, do what the options say instead."""
         stage, lock = "taking", self.lock
-        if lock.wait_time != 0:
+        if lock.wait_time != 0:  # a replaced message must not keep its slot while it waits
             self._end_if_replaced()
         try:
             with _Surroundings(self):
@@ -173,6 +173,7 @@ class Run:
                     stage = "releasing"
                     self._note_success()
                 except BaseException as error:
+                    # autoretry_for sends the message again only after this lock was released.
                     if stage == "running" and _is_retried(self.task, error):
                         self._keep_out_others()
                     lock._end_block(type(error), error, None, warns=False)  # noqa: SLF001
@@ -239,6 +240,7 @@ class Run:
     def _when_taken(self, error: LockTimeoutError, body: Callable[[], Any]) -> Any:
         self._end_if_replaced()
         found = Holders(self.lock)
+        # A worker that was killed as a whole has not freed the locks of its children.
         if found.frees_the_dead():
             return self.execute(body)
         delivery, on_locked = self.delivery, self.options.on_locked
@@ -323,10 +325,10 @@ class Run:
         """Send the message again with all its options, and return the exception that reports this to the worker.
 
         ``Task.retry`` is not used: it counts against the task's own ``max_retries``, and without a broker it discards
-        the message. The state of a task that may be running elsewhere is not changed. Otherwise the state is stored
-        before the message is sent, because the copy may succeed at once.
+        the message.
         """
         message = delivery.message
+        # Before the message is sent, because the copy may succeed at once. Not for a copy, whose task may be running.
         if not is_copy and delivery.keeps_outcome:
             self._store(message, error, RETRY)
         signature = self.task.signature_from_request(message, countdown=countdown, retries=message.retries)
@@ -362,10 +364,10 @@ class Run:
     def _unsent(self, error: RLockError, failure: Exception, is_copy: bool) -> Exception:
         """The exception for a message that could not be sent again.
 
-        The broker redelivers an unacknowledged message. A copy never fails, because that would become the outcome of
-        its task, which may be running elsewhere. Any other message that was acknowledged fails now.
+        The broker redelivers an unacknowledged message. An acknowledged message fails now.
         """
         self.log(logging.WARNING, "could not be sent again: %s", reason_of(failure))
+        # A copy must not fail: that would become the outcome of its task, which may be running elsewhere.
         if is_copy or self.task.acks_late:
             return Rejected(error, requeue=True)
         error.add_note(f"The message could not be sent again: {reason_of(failure)}")
