@@ -36,9 +36,7 @@ from django_rlock.locks import MultiLock, RLock, rlock
 from django_rlock.management.causes import cause_of
 from django_rlock.settings import AliasSettings, get_settings, server_aliases
 
-# --- looks ------------------------------------------------------------------------------------------------------------
-
-# Checks of a server's INFO.
+# --- checks of a server's INFO ----------------------------------------------------------------------------------------
 
 Level = Literal["ok", "warning", "error"]
 Info = Mapping[str, Any]
@@ -78,20 +76,22 @@ def _eviction(info: Info, _options: AliasSettings) -> Seen:
 
 def _memory(info: Info, _options: AliasSettings) -> Seen | None:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    if used <= NEARLY * most or not most:
-        return None
     text = f"{used / 1e6:.1f} of {most / 1e6:.1f} MB are used: a full server refuses locks"
     advice = "Raise maxmemory or free memory, and keep locks away from a full cache."
-    return "memory", "error" if used >= most else "warning", text, advice
+    return _of_limit("memory", used, most, text, advice)
 
 
 def _clients(info: Info, _options: AliasSettings) -> Seen | None:
     connected, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
-    if connected <= NEARLY * most or not most:
-        return None
     text = f"{connected} of {most} connections are open: at the limit new processes get no locks"
-    advice = "Raise the server's maxclients, or use fewer clients."
-    return "clients", "error" if connected >= most else "warning", text, advice
+    return _of_limit("clients", connected, most, text, "Raise the server's maxclients, or use fewer clients.")
+
+
+def _of_limit(check: str, used: int, most: int, text: str, advice: str) -> Seen | None:
+    """A finding if a limit is nearly reached; there is none if ``most`` is 0."""
+    if not most or used <= NEARLY * most:
+        return None
+    return check, "error" if used >= most else "warning", text, advice
 
 
 def _persistence(info: Info, options: AliasSettings) -> Seen:
@@ -123,7 +123,7 @@ def _replication(info: Info, options: AliasSettings) -> Seen:
     return "replicas", "ok", f"{replicas} connected", ""
 
 
-LOOKS: tuple[Callable[[Info, AliasSettings], Seen | None], ...] = (
+INFO_CHECKS: tuple[Callable[[Info, AliasSettings], Seen | None], ...] = (
     _version,
     _eviction,
     _memory,
@@ -287,8 +287,8 @@ class _Server:
         if len(servers := {each.get("run_id") for each in infos}) > 1:
             text = f"{len(servers)} servers reply at {address_of(self._client)}, and each has separate locks"
             yield self._finding("servers", "error", text, "Route all connections to one server, the primary.")
-        for look in LOOKS:
-            if seen := look(info, self._options):
+        for check in INFO_CHECKS:
+            if seen := check(info, self._options):
                 yield self._finding(*seen)
 
     def _fresh_info(self) -> Mapping[str, Any]:

@@ -131,10 +131,10 @@ def diagnose_java(alias: str) -> Iterator[Finding]:
         return  # other findings report it
     for server, client in clients.items():
         with closing(client.connection_pool):
-            for look in _versions, _subscribers, _doubled_names, _fair_waiters:
-                check = look.__name__.lstrip("_").replace("_", " ")
+            for examine in _versions, _subscribers, _doubled_names, _fair_waiters:
+                check = examine.__name__.lstrip("_").replace("_", " ")
                 try:
-                    level, text, advice = look(client, alias)
+                    level, text, advice = examine(client, alias)
                 except SERVER_ERRORS as error:
                     level, text, advice = "warning", redacted(str(error)), _RIGHTS
                 yield Finding(alias, server, f"java {check}", level, text, advice)
