@@ -198,6 +198,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             if not name or using not in get_aliases():
                 raise Http404
             lock = _read_lock(using, name, _is_refresh(request))
+            # Free locks have queued messages and a past, too.
             queued = inspection.queued_messages(using, [name])
             timeline = read_timeline(using, name, lock)
         except _ERRORS as error:
@@ -230,6 +231,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         stack, holder, problems = None, None, []
         try:
             lock = inspection.lock_info(name, using)
+            # Pages and forms contain shortened ids only.
             holder = next((each for each in (lock.holders if lock else ()) if each.short_owner == owner), None)
             stack = inspection.holder_stack(lock, holder) if lock and holder else None
         except _ERRORS as error:
@@ -345,6 +347,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
 def _has_token(request: HttpRequest) -> bool:
     """Whether a program sent the token of RLOCK_API_TOKEN."""
+    # An empty setting lets no program in, whatever it sends.
     token = getattr(django_settings, "RLOCK_API_TOKEN", None) or ""
     return token != "" and constant_time_compare(_sent_token(request) or "", token)
 
@@ -386,6 +389,7 @@ def _etag(request: HttpRequest, overview: Overview) -> str | None:
     if len(messages.get_messages(request)) or list(overview.problems):
         return None
     shown = overview.fingerprint, request.get_full_path(), request.user.pk, get_language(), __version__
+    # They decide which links and buttons the page has.
     permissions = sorted(request.user.get_all_permissions())
     return quote_etag(md5(repr((shown, permissions)).encode(), usedforsecurity=False).hexdigest())
 
@@ -423,6 +427,7 @@ def _problem(using: str, error: Exception) -> str:
 
 def _with_locks(targets: list[Target]) -> list[Target]:
     """The targets with the current state of their locks."""
+    # One reading for each alias, however many locks were selected.
     names: dict[str, list[str]] = defaultdict(list)
     for target in targets:
         names[target.using].append(target.name)

@@ -155,6 +155,7 @@ def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInf
     deadlocks = survey.deadlocks()
     for error in survey.errors.values():
         raise error
+    # Free locks may have queued messages, too, so all names are read.
     queued = queued_messages(using, [lock.name for lock in locks]) if locks else []
     return with_queued(mark(found, deadlocks), queued)
 
@@ -239,6 +240,7 @@ def _describe_owner(lock: Named, owner: str) -> str | None:
 def _read_owner(lock: Named, owner: str) -> str | None:
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         now, reports = server.read_reports({owner[:CLIENT_LENGTH]})
+        # The caller knows the owner, so the lock itself is not read.
         [info] = Builder(lock.using, now, [*reports, own_report(now)]).infos({lock.key: State({owner: 1}, 0, (), 0)})
         return str(info.holder)
     return None
@@ -288,6 +290,7 @@ def _ask_for_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
             errors.append(error)
     if len(errors) == len(servers):
         raise unavailable(lock.name, errors[0]) from errors[0]
+    # Polling for three seconds at most is simpler than a subscription of its own.
     while monotonic() < until:
         for using in servers:
             if lines := _read_stack(using, stack_key(request)):

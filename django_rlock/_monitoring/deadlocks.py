@@ -96,7 +96,9 @@ def _suspects(locks: Sequence[Reported]) -> list[Name]:
         for waiter in lock.waiting_actors:
             graph[waiter] |= holders - {waiter}
     if _SOMEONE in set().union(*graph.values()):
+        # An unreported holder may be any of the owners that wait.
         graph[_SOMEONE] = {actor for lock in locks for actor in lock.holding_actors if actor in graph}
+    # Locks outside it need not be read: no circle leads through them.
     knot = _knot(graph)
     found = []
     for lock in locks if _SOMEONE in knot else wanted:

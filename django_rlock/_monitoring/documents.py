@@ -41,8 +41,6 @@ MAX_WAITS = 50
 
 # --- this process -----------------------------------------------------------------------------------------------------
 
-# The description of this process, and of the work for which it acquires a lock.
-
 MAX_VALUE = 256
 """The maximum length of one value of a hold's context; the rest is cut off."""
 _CONTEXT_KEYS = ("route", "user", "task", "task_id")
@@ -75,6 +73,7 @@ def describe_process(clock: float) -> dict[str, str]:
 def guess_role(argv: Sequence[str]) -> str:
     """The kind of this process: ``web``, ``celery``, ``shell``, ``command <name>``, or ``python``."""
     program = Path(argv[0] if argv else "")
+    # ``python -m celery`` runs .../celery/__main__.py.
     name = program.parent.name if program.name == "__main__.py" else program.name.removesuffix(".py")
     if name in {"manage", "django-admin", "django"} and len(argv) > 1:
         return _ROLES.get(argv[1], f"command {argv[1]}")
@@ -92,7 +91,7 @@ _started_at = monotonic()
 on_fork("reports", _note_start)
 
 
-# --- untrusted --------------------------------------------------------------------------------------------------------
+# --- untrusted values -------------------------------------------------------------------------------------------------
 
 # Converts untrusted values from Redis to their expected types: anyone with write access may have planted them.
 
@@ -106,6 +105,7 @@ def plain_text(value: bytes | str) -> str:
 
 def encodable(text: str) -> str:
     """The text without lone surrogates, which JSON can contain but a page cannot encode."""
+    # Most texts are ASCII, which this finds without a copy.
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -136,15 +136,14 @@ def list_of(value: Any, at_most: int) -> list[dict[str, Any]]:
 def document_in(text: str, at_most: int) -> dict[str, Any]:
     """The JSON object in a text of at most ``at_most`` characters; empty for anything else."""
     try:
+        # The length is compared first: parsing a huge text takes long.
         document = json.loads(text) if len(text) <= at_most else None
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
-# --- parsing ----------------------------------------------------------------------------------------------------------
-
-# Reports and their entries.
+# --- reports and their entries ----------------------------------------------------------------------------------------
 
 MAX_JSON = 16_384
 MAX_RATE = 1e6
@@ -255,6 +254,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
     """A report from its fields; invalid fields are left out. ``server`` is the alias or node that has it: a process
     reports to several servers; ``now`` is when it was read, by the server's clock, for ``unchanged_report``."""
     known = _known.value.get((server, client))
+    # The process has sent a heartbeat, and its report is unchanged.
     if known and known.report and known.fields == fields:
         report = replace(known.report, heartbeat=heartbeat)
         _known.value[server, client] = known._replace(report=report, read_at=now)
@@ -282,6 +282,7 @@ def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, En
     """The holds and waits of a report; only fields that have changed since the last reading are parsed."""
     before = _known.value.get((server, client), _Parsed({}, {}))
     names = [name for name in fields if name.startswith((_HOLD, _WAIT))]
+    # Comparing bytes is much faster than parsing JSON.
     changed = [name for name in names if fields[name] != before.fields.get(name)]
     parsed = {name: _entry(plain_text(fields[name]), client) for name in changed}
     return {name: parsed[name] if name in parsed else before.entries[name] for name in names}

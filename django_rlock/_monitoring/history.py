@@ -165,6 +165,7 @@ def _joined(found: Iterable[Work]) -> list[Work]:
 def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work]:
     for entry in list_of(document.get("work"), MAX_GROUPS + _MORE_GROUPS):
         using = short_text(entry.get("using"))
+        # A slot may begin before the hour does, and by a clock that is ahead.
         slots = [slot for slot in _slots(entry.get("slots")) if now - _HOUR - SLOT < slot[0] < now + SLOT]
         yield Work(
             using=using,
@@ -179,6 +180,7 @@ def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work
 
 def _slots(value: Any) -> Iterable[list[float]]:
     """The start of each slot, the number of acquisitions in it, and the number of failed attempts."""
+    # Numbers beyond _MAX_COUNT would lose digits in a browser.
     for slot in value[:SLOTS] if isinstance(value, list) else ():
         numbers = [number_of(number) for number in slot] if isinstance(slot, list) and len(slot) == 3 else [None]
         known = [number for number in numbers if number is not None and 0 <= number <= _MAX_COUNT]
@@ -200,6 +202,7 @@ def events_in(client: str, document: Mapping[str, Any], now: float, field: str =
     for entry in list_of(document.get(field), MAX_EVENTS):
         what, at = entry.get("what"), number_of(entry.get("at"))
         if what in ("lost", "freed") and at is not None and now - KEEP < at < now + SLOT:
+            # A Party shortens the former owner's id in the same way as the ids of holders.
             owner = short_text(entry.get("owner"))
             yield LockEvent(
                 **party_in(client, document, entry),

@@ -25,9 +25,7 @@ from django_rlock._monitoring.rows import Reported, Row
 from django_rlock._monitoring.survey import Survey
 from django_rlock.locks.infos import Deadlock, LockInfo, LockState, ProcessInfo
 
-# --- listing ----------------------------------------------------------------------------------------------------------
-
-# A page of the list of locks: search, filters, order.
+# --- search, filters, order -------------------------------------------------------------------------------------------
 
 Listed = Reported | LockInfo
 PAGE_SIZE = 50
@@ -120,6 +118,7 @@ class Listing:
             for lock, value in zip(self.matching, values, strict=True)
             if (value >= last if self._descending else value <= last)
         ]
+        # Sorting keeps the order of equal keys: locks with equal values stay sorted by name, even in descending order.
         found.sort(key=attrgetter("name", "using"))
         found.sort(key=self._column.value, reverse=self._descending)
         return found[:count]
@@ -184,6 +183,7 @@ class Listing:
     @cached_property
     def ages(self) -> list[Option]:
         held = sorted(lock.held_for or 0.0 for lock in self._locks)
+        # For each age, the locks that are held for longer.
         counts = {str(age): len(held) - bisect_right(held, age) for age in AGES}
         return self._options("older", {str(age): age for age in AGES}, counts)
 
@@ -211,6 +211,7 @@ class Listing:
             if wanted := self._params.get(name):
                 found = [lock for lock in found if matches(lock, wanted)]
         if self.query:
+            # Line feeds between the texts keep a search from matching across two of them.
             words = self.query.casefold()
             found = [lock for lock in found if words in "\n".join(lock.words).casefold()]
         return found
@@ -235,7 +236,7 @@ _FILTERS: dict[str, Callable[[Listed, str], bool]] = {
 }
 
 
-# --- overview ---------------------------------------------------------------------------------------------------------
+# --- the page, with the current state of its locks --------------------------------------------------------------------
 
 # A page of the list of locks: all locks as reported, and the current state of the locks on the page.
 
@@ -281,6 +282,7 @@ class Overview:
         except ImproperlyConfigured as error:
             self._survey, self._improper = Survey([]), str(error)
         self.deadlocks: tuple[Deadlock, ...] = self._survey.deadlocks()
+        # Reading all locks may take seconds, so the usual page counts the other locks as reported.
         found = self._survey.read_all(scan=scans) if self._reads_all else self._survey.reported
         self._listed: list[Listed] = mark(found, self.deadlocks)
         self._params = params
@@ -395,6 +397,7 @@ def _lines(overview: Overview) -> Iterator[str]:
         if lock.waiting and lock.longest_wait:
             longest[lock.using] = max(longest[lock.using], lock.longest_wait[0])
     aliases = [alias for alias, _ in overview.summary.aliases]
+    # Zeros are included: a series that vanishes keeps its last value in dashboards.
     by_state = [
         ({"alias": alias, "state": state}, states[alias, state]) for alias in aliases for state in LockState.values
     ]

@@ -37,7 +37,7 @@ from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
 from django_rlock.settings import get_settings
 
-# --- hot --------------------------------------------------------------------------------------------------------------
+# --- hot locks --------------------------------------------------------------------------------------------------------
 
 # Locks that this process acquires many times a second. Their holds are too short for a report, so their rate is
 # reported.
@@ -118,7 +118,7 @@ def _last_of_each(holds: list[Held]) -> list[Held]:
     return list(latest.values())[:MAX_NAMED]
 
 
-# --- recent -----------------------------------------------------------------------------------------------------------
+# --- the last events of single locks ----------------------------------------------------------------------------------
 
 # The last holds and waits of single locks, for the timelines in the admin: one hash on each server, with a field for
 # each lock, which outlives the process for a day.
@@ -268,7 +268,7 @@ def _described(past: Past, using: str, clock: float, is_named: bool = True) -> d
     return document
 
 
-# --- history ----------------------------------------------------------------------------------------------------------
+# --- the history of this process --------------------------------------------------------------------------------------
 
 # The history of this process, for the admin: its last hour by template, and the locks that it lost or force-released.
 #

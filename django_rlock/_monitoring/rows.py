@@ -28,7 +28,7 @@ from django_rlock.locks.infos import (
 )
 from django_rlock.settings import get_settings
 
-# --- reported ---------------------------------------------------------------------------------------------------------
+# --- locks as reported ------------------------------------------------------------------------------------------------
 
 # Locks as reported. A list counts, sorts and filters thousands of locks by a few values, and shows fifty of them.
 
@@ -42,6 +42,7 @@ class ByLock:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._last = {entry.key: entry for entry in entries}
         self._several: dict[str, dict[str, Entry]] = {}
+        # No lock has several entries, as usual: nothing else is needed.
         if len(self._last) == len(entries):
             return
         for entry in entries:
@@ -209,9 +210,7 @@ def _since(entry: Entry) -> float:
     return math.inf if entry.since is None else entry.since
 
 
-# --- building ---------------------------------------------------------------------------------------------------------
-
-# The infos of locks: reports, combined with the current state.
+# --- locks with their current state -----------------------------------------------------------------------------------
 
 _FREE = State({}, 0, (), 0)
 SILENT_AFTER = 3 * HEARTBEAT
@@ -302,6 +301,7 @@ class Builder:
     def _info(self, key: str, state: State) -> LockInfo:
         holds, waits = self._holds.by_owner(key), self._waits.by_owner(key)
         holders = tuple([self._holder(owner, count, holds.get(owner)) for owner, count in state.holds.items()])
+        # Kind and lease are those of the first holder that a report names.
         first = next((holds[owner] for owner in state.holds if owner in holds), None)
         waiters = self._waiters(state, waits) if waits or state.queue else []
         left = None if state.pttl == ENDLESS else state.pttl / 1000
@@ -354,7 +354,9 @@ class Builder:
 
     def _waiters(self, state: State, waits: Mapping[str, Entry]) -> list[Waiter]:
         """The first waiters of the queue in order, then waiters in reports only, with the longest wait first."""
+        # An owner that has the lock by now may still be reported as a waiter.
         others = self._outside(waits.values(), (*state.queue, *state.holds))
+        # Kinds without a queue have no order; the longest wait comes first.
         others.sort(key=lambda entry: (entry.since or 0.0, entry.owner))
         owners = [*state.queue, *(entry.owner for entry in others)]
         return [self._waiter(owner, waits.get(owner)) for owner in owners]

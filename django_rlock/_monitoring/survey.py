@@ -180,6 +180,7 @@ class Survey:
 
 def _process(reports: Sequence[tuple[float, Report]]) -> ProcessInfo:
     """Make a process from its reports and their ages."""
+    # Aliases on one server, and nodes, have the same report; one that was down has an old one.
     heard_ago, report = min(reports, key=lambda each: each[0])
     return ProcessInfo(
         client=report.client,
@@ -251,6 +252,7 @@ def _unchanged(server: Server, using: str, reported: ReportsByKey) -> dict[str, 
     found = {
         key: seen for key in reported if (seen := _seen.value.get((using, key))) and _counts(seen, reported[key], now)
     }
+    # A lock that was released or taken again has other reports, or other keys.
     if not found or server.count_present([*found]) != sum(seen.state.present for seen in found.values()):
         return {}
     return {key: _aged(seen.state, now - seen.at) for key, seen in found.items()}
@@ -293,6 +295,7 @@ def queued_messages(
         now, reservations = server.read_reservations(None if names is None else [prefix + name for name in names])
     found = (_message(using, now, *reservation) for reservation in reservations)
     matches = re.compile(translate(pattern or "*")).match
+    # A reservation names its lock; planted names, and those of other prefixes, do not fit its key.
     ours = [
         each
         for each in found

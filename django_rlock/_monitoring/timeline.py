@@ -71,6 +71,7 @@ class Timeline:
     def listed(self) -> list[Span | LockEvent]:
         """The entries that have ended, the latest first."""
         holds = [hold for hold in self.holds if not hold.is_now][-MAX_SHOWN:]
+        # Waits without names are there for the queue's graph only.
         waits = [wait for wait in self.waits if not wait.is_now and wait.is_named][-MAX_SHOWN:]
         return sorted([*holds, *waits, *self.freed[-MAX_SHOWN:]], key=lambda happening: -happening.at)
 
@@ -93,7 +94,9 @@ class Timeline:
     @cached_property
     def queue(self) -> list[tuple[float, float, int]]:
         """The lengths of the queue, where it is not empty: from when, until when, and how many waited."""
+        # Attempts that found the lock free were in no queue.
         long = [wait for wait in self.waits if wait.is_now or wait.seconds >= LONG_WAIT]
+        # At the same time, a waiter that leaves (-1) comes before one that joins.
         changes = sorted(change for wait in long for change in ((wait.start, 1), (wait.at, -1)))
         steps, waiting = [], 0
         for (at, change), (until, _) in pairwise(changes):
@@ -128,6 +131,7 @@ def read_timeline(using: str, name: str, info: LockInfo | None) -> Timeline:
     holds = [each for client, document in past for each in _spans(lock, client, document, now, "hold", MAX_HOLDS)]
     waits = [each for client, document in past for each in _spans(lock, client, document, now, "wait", MAX_WAITS)]
     freed = [event for client, document in past for event in events_in(client, document, now, "freed")]
+    # What still lasts is known from the lock itself: processes record only what has ended.
     if info:
         holds += [_present(lock, holder, now, "hold", holder.held_for) for holder in info.holders if holder.since]
         waits += [_present(lock, waiter, now, "wait", waiter.waited) for waiter in info.waiters if waiter.since]
@@ -257,6 +261,7 @@ class Chart:
         free_from = [float("-inf")] * LANES
         bars = []
         for span in sorted(self.timeline.holds[-MAX_BARS:], key=lambda hold: hold.start):
+            # Without a free lane, bars overlap in the last one.
             lane = next((lane for lane, free in enumerate(free_from) if span.start >= free), LANES - 1)
             free_from[lane] = span.at - _OVERLAP * self.window
             x, width = self._extent(span.start, span.at, _SLIMMEST)
@@ -280,6 +285,7 @@ class Chart:
         lengths = [0] * _COLUMNS
         for start, until, waiting in self.timeline.queue:
             first, last = (min(int(_COLUMNS * self._at(at) / 100), _COLUMNS - 1) for at in (start, until))
+            # A column shows its longest queue, so that a short one is not lost.
             for column in range(first, last + 1):
                 lengths[column] = max(lengths[column], waiting)
         return lengths

@@ -47,6 +47,7 @@ def check_folder(alias: str, folder: Path) -> None:
     subject = f"RLOCK[{alias!r}] keeps its server in {str(folder)!r}"
     advice = f"Set RLOCK[{alias!r}]['FOLDER'] to a folder of this machine that all processes of the project share"
     try:
+        # The owner of a link counts, who decides where it leads.
         owner = folder.lstat().st_uid
     except FileNotFoundError:
         if not os.access(folder.parent, os.W_OK | os.X_OK):
@@ -173,6 +174,7 @@ class Embedded:
     def _dial(self, limit: float) -> socket.socket:
         if not is_long(self._folder):
             return _connected(str(self._folder / supervisor.SOCKET), limit)
+        # A path through an open descriptor is short, wherever the folder is.
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             return _connected(f"{DESCRIPTORS}/{folder}/{supervisor.SOCKET}", limit)
@@ -196,6 +198,7 @@ class Embedded:
     def _make_folder(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._folder.chmod(0o700)  # fails if another user owns it
+        # The folder is in the project, and nobody should commit its data.
         ignored = self._folder / ".gitignore"
         if not ignored.exists():
             ignored.write_text("*\n")
@@ -210,6 +213,7 @@ class Embedded:
     def _reason(self, said: str, logged: int) -> str:
         lines = self._logged_since(logged)
         output = "; ".join([said or "its supervisor ended at once", *lines[-2:], f"see {self._log}"])
+        # With damaged data the server does not start, as it would lose locks.
         if any(word in line for word in _OF_DATA for line in lines):
             data = self._folder / supervisor.DATA
             return f"its data is damaged. If no process of the project holds a lock, remove {data}. It said: {output}"

@@ -111,6 +111,7 @@ class Party:
     @property
     def short_owner(self) -> str:
         """The shortened owner id, for display: it distinguishes owners, but does not suffice to release the lock."""
+        # A name that the caller chose, or the mark of a lock that is kept after its release.
         if len(self.owner) <= CLIENT_LENGTH:
             return self.owner[:8] + "…" * (len(self.owner) > 8)
         return f"{self.client[:8]}…{self.owner[CLIENT_LENGTH:].partition(':')[2].partition(':')[0]}"

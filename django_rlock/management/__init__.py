@@ -59,6 +59,7 @@ class Terms:
     def _check(self) -> None:
         if self.on_locked not in ON_LOCKED:
             raise ValueError(f"on_locked must be 'skip' or 'fail', not {self.on_locked!r}.")
+        # A project's class attribute, of any type.
         value: object = self.at_least
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
             raise ValueError(f"at_least must be a number of seconds, 0 or more, not {value!r}.")
@@ -134,6 +135,7 @@ class _Section:
         try:
             self.lock.__exit__(kind, error, trace)
         except LockUnavailableError as failure:
+            # The work is done, and the lease ends by itself.
             logger.error(  # noqa: TRY400
                 "The work under lock %r has ended, but: %s", printable(self.lock.name), printable(failure)
             )

@@ -70,6 +70,7 @@ _BY_CODE = {
 
 def cause_of(error: BaseException, where: str, by_tls: bool = False) -> Cause:
     """The cause of an error at an address; ``by_tls`` if the connection was to use TLS."""
+    # redis-py wraps the system's errors in its own.
     errors = list(_chain(error))
     text = f"{where}: {_shortened(error)}"
     if any(isinstance(each, MasterNotFoundError) for each in errors):
@@ -77,6 +78,7 @@ def cause_of(error: BaseException, where: str, by_tls: bool = False) -> Cause:
             "Start the sentinels, and list them in SENTINELS. The host in LOCATION must be their name of the primary."
         )
         return Cause("sentinels", f"{where}: no sentinel names a primary", advice)
+    # A text tells more than the type of its error: many causes arrive as a ConnectionError.
     texts = " ".join(str(each) for each in errors).lower()
     for part, check, advice in _BY_TEXT:
         if part in texts:
@@ -117,6 +119,7 @@ def _code(meaning: Meaning) -> str:
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """The error and its causes, each once."""
+    # Errors may refer to each other in a circle.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -88,6 +88,7 @@ def _narrowed(widths: list[int], headings: list[int], within: int) -> list[int]:
 
 def _fitted(text: str, width: int) -> str:
     if text_width(text) > width:
+        # The ellipsis takes one column, and a wide character two.
         while text_width(text) >= width:
             text = text[:-1]
         text += "…"
@@ -99,6 +100,7 @@ def lock_table(locks: Sequence[LockInfo], within: int | None = None) -> str:
     lock is hot. More columns are omitted to fit ``within``."""
     omitted = {"owner"} if any(lock.rate for lock in locks) else {"owner", "rate"}
     fields = [field for field in LOCK_FIELDS if field.heading not in omitted]
+    # Lines that wrap are hard to read, so a narrow terminal gets fewer columns.
     for dispensable in DISPENSABLE:
         if within is None or sum(len(field.heading) + 2 for field in fields) - 2 <= within:
             break
@@ -146,6 +148,7 @@ def _inert(cell: object) -> object:
     if not isinstance(cell, str):
         return cell
     text = printable("" if cell == "–" else cell)
+    # Spreadsheets run a text that begins like this as a formula, unless a quote precedes it.
     return f"'{text}" if text[:1] in {"=", "+", "-", "@"} else text
 
 

@@ -65,6 +65,7 @@ def trace(tracer_provider: TracerProvider | None = None) -> None:
 
 def _add_spans(signal: LockSignal, tracer: Tracer, operation: str, seconds: str) -> None:
     def receive(**given: Any) -> None:
+        # The span of the outermost acquire covers nested ones.
         if given["outcome"] != "reentered":
             post(_record_span, tracer, operation, given[seconds], time_ns(), given)  # with the caller's context
 

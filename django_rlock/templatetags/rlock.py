@@ -81,6 +81,7 @@ def moment(timestamp: float | None) -> str:
 def task_id(using: str, task: str, short: bool = False) -> SafeString:
     """A Celery task's id, linked to the page that TASK_URL of the alias names."""
     text = Truncator(task).chars(9) if short else task
+    # Flower's page of a task, for example.
     url = get_settings(using).task_url
     if url is None:
         return format_html('<code class="rlock-id" title="{}">{}</code>', printable(task), shown(text))
@@ -127,4 +128,5 @@ def _localized(number: str) -> str:
 
 
 def _unit(name: str) -> str:
+    # makemessages finds literals only.
     return {"d": gettext("d"), "h": gettext("h"), "min": gettext("min"), "s": gettext("s"), "ms": gettext("ms")}[name]

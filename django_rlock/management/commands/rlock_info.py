@@ -77,6 +77,7 @@ def _past_of(
     name: str, using: str | None, infos: Sequence[LockInfo], errors: Collection[str], width: int | None
 ) -> Iterator[str]:
     """The timelines of a name under the aliases under which it is free."""
+    # A name may be held under one alias, and have a past under others.
     aliases = listed_aliases() if using is None else [using]
     for alias in sorted(set(aliases) - {*errors, *(info.using for info in infos)}):
         if lines := [*_timeline_lines(read_timeline(alias, name, None), width)]:

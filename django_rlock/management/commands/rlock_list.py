@@ -85,6 +85,7 @@ class Command(BaseCommand):
     def _list(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         try:
             check_usage(options["using"])
+            # No report names free locks for which messages are queued.
             scan = options["scan"] or options["state"] == LockState.QUEUED
             locks, errors = find_locks(options["using"], options["pattern"], scan, with_hot=True)
         except ImproperlyConfigured as error:
@@ -146,6 +147,7 @@ class Command(BaseCommand):
 
 def _is_meant(lock: LockInfo, options: dict[str, Any]) -> bool:
     state, host, older_than = options["state"], options["host"], options["older_than"]
+    # A hot lock has no lasting holder; ``named`` has its recent ones.
     return (
         state in {None, lock.state}
         and (host is None or host in {party.host for party in (*lock.holders, *lock.named)})

@@ -108,6 +108,7 @@ class Command(BaseCommand):
             raise unread(errors)
         if failures := sum(outcome.result.startswith("error") for outcome in outcomes):
             raise CommandError(f"{failures} of {len(outcomes)} could not be freed.", returncode=ERROR)
+        # After a deploy it is the usual case that nothing is dead.
         if not found and not (options["dead"] and not options["fail_empty"]):
             meant = did_you_mean(options["names"], options["using"])
             raise CommandError(f"No lock matches; nothing was freed.{meant}", returncode=NOTHING_MATCHED)
@@ -137,6 +138,7 @@ class Command(BaseCommand):
             messages, errors = find_queued(using, names or None, pattern)
             return [(with_queued([], [each])[0], each) for each in messages if each.queue == queue], errors
         locks, errors = find_locks(using, pattern) if pattern or not names else ([], {})
+        # find_locks() knows only locks that have been reported; a name is read from the server.
         if names:
             named, others = find_named(names, using)
             errors |= others
@@ -149,6 +151,7 @@ class Command(BaseCommand):
             for holder in lock.holders
             if owner in {None, holder.owner} and host in {None, holder.host} and (holder.silent or not dead)
         ]
+        # These options are about holders, which messages lack.
         if owner is host is None and not dead:
             found += [(lock, message) for lock in locks for message in lock.queued]
         return found, errors
