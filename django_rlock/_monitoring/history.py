@@ -189,13 +189,21 @@ def _slots(value: Any) -> Iterable[list[float]]:
 
 
 def _past(client: str, document: Mapping[str, Any], entry: Any, using: str, now: float) -> PastHold | None:
-    if not isinstance(entry, dict):
+    ended = ended_in(entry, now - _HOUR - SLOT, now + SLOT)
+    if ended is None:
         return None
-    seconds, at = number_of(entry.get("seconds")), number_of(entry.get("at"))
-    if seconds is None or at is None or not now - _HOUR - SLOT < at < now + SLOT or not 0 <= seconds < at:
-        return None
+    at, seconds = ended
     name = short_text(entry.get("name"))
     return PastHold(**party_in(client, document, entry), at=at, using=using, name=name, seconds=seconds)
+
+
+def ended_in(entry: Any, since: float, until: float) -> tuple[float, float] | None:
+    """When a hold or wait ended, and how many seconds it lasted; None for impossible values, or another time."""
+    found = entry if isinstance(entry, dict) else {}
+    at, seconds = number_of(found.get("at")), number_of(found.get("seconds"))
+    if at is None or seconds is None or not since < at < until or not 0 <= seconds < at:
+        return None
+    return at, seconds
 
 
 def events_in(client: str, document: Mapping[str, Any], now: float, field: str = "events") -> Iterable[LockEvent]:

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from django_rlock._monitoring.documents import KEEP, MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of, short_text
-from django_rlock._monitoring.history import Happening, LockEvent, PastHold, events_in, party_in, plain
+from django_rlock._monitoring.history import Happening, LockEvent, PastHold, ended_in, events_in, party_in, plain
 from django_rlock._monitoring.reading import RecentText, asking
 from django_rlock.locks.infos import LockInfo, Party
 from django_rlock.locks.statistics import LONG_WAIT
@@ -160,19 +160,17 @@ def _spans(
     lock: dict[str, Any], client: str, document: Mapping[str, Any], now: float, what: str, at_most: int
 ) -> Iterator[Span]:
     for entry in list_of(document.get(f"{what}s"), at_most):
-        seconds, at = number_of(entry.get("seconds")), number_of(entry.get("at"))
-        if seconds is None or at is None or not now - KEEP < at < now + _AHEAD or not 0 <= seconds < at:
-            continue
-        yield Span(
-            **party_in(client, document, entry),
-            **lock,
-            what=what,
-            at=min(at, now),
-            seconds=seconds,
-            failed=entry.get("failure") is not None,
-            reason=short_text(entry.get("failure")),
-            is_named="place" in entry,
-        )
+        if ended := ended_in(entry, now - KEEP, now + _AHEAD):
+            yield Span(
+                **party_in(client, document, entry),
+                **lock,
+                what=what,
+                at=min(ended[0], now),
+                seconds=ended[1],
+                failed=entry.get("failure") is not None,
+                reason=short_text(entry.get("failure")),
+                is_named="place" in entry,
+            )
 
 
 def _present(lock: dict[str, Any], party: Party, now: float, what: str, seconds: float | None) -> Span:
