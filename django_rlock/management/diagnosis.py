@@ -221,16 +221,15 @@ class _Server:
         try:
             yield from self._connecting()
             yield self._latency()
-        except SERVER_ERRORS as error:
+            yield from self._time()
+            yield from self._of_info()
+            if self._options.nodes is None:
+                if not is_cluster(self._options.alias):
+                    yield from self._slots()
+                yield from self._messages()
+        except SERVER_ERRORS as error:  # also later on: a proxy may close the connection at a command that it lacks
             by_tls = issubclass(self._client.connection_pool.connection_class, redis.SSLConnection)
             yield _failed(self._options.alias, self._name, error, address_of(self._client), by_tls)
-            return
-        yield from self._time()
-        yield from self._of_info()
-        if self._options.nodes is None:
-            if not is_cluster(self._options.alias):
-                yield from self._slots()
-            yield from self._messages()
 
     def _connecting(self) -> Iterator[Finding]:
         asked = monotonic()

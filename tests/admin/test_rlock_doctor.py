@@ -93,6 +93,14 @@ def test_a_server_that_is_down_is_reported_and_others_are_checked(own_server: Ow
     }
 
 
+def test_a_proxy_that_closes_connections_during_the_checks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(*_: object, **__: object) -> None:
+        raise redis.ConnectionError("Connection closed by server.")
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", close)
+    assert "read the log of the server" in errors()["connection"]["advice"]
+
+
 def test_no_password_is_shown(own_server: OwnServer, settings: Any) -> None:
     server = own_server(port=0, args=["--requirepass", "the right one"])
     cache = settings.CACHES["default"] | {"LOCATION": f"redis://:planted-secret@127.0.0.1:{server.port}/0"}
