@@ -15,7 +15,7 @@ from django.urls import URLPattern, URLResolver, path, reverse
 
 from benchmarks.results import Row, Table, median_row
 from django_rlock._monitoring import documents
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from django_rlock.settings import DEFAULT_ALIAS
 
 MILLISECONDS_LIMIT = 100

@@ -31,9 +31,9 @@ from django_rlock._monitoring.survey import (
 )
 from django_rlock._redis.keys import stack_channel, stack_key
 from django_rlock._transport.calls import unavailable
-from django_rlock._transport.connections import SERVER_ERRORS, is_cluster
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import commands_to
+from django_rlock._transport.servers import SERVER_ERRORS, is_cluster
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock

@@ -48,8 +48,8 @@ from django_rlock._redis.keys import (
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.cluster import ClusterClient
-from django_rlock._transport.connections import SERVER_ERRORS, get_client, node_client
 from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.servers import SERVER_ERRORS, get_client, node_client
 from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 from django_rlock.settings import get_aliases, get_settings, is_url, server_aliases
 

@@ -27,9 +27,9 @@ from django_rlock._monitoring.documents import (
     described_context,
 )
 from django_rlock._redis.keys import HISTORIES, history_key, recent_field, recent_key
-from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Command, Commands, commands_to
+from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Group

@@ -27,10 +27,10 @@ from django_rlock._monitoring.documents import HEARTBEAT, describe_process, desc
 from django_rlock._monitoring.recorder import HotLock, Recents, Recorder, server_clock
 from django_rlock._redis.keys import PROCESSES, report_key, stack_channel, stack_key
 from django_rlock._transport.bridges import stack_of
-from django_rlock._transport.connections import SERVER_ERRORS
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import Command, commands_to, listener
+from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import Hold, Wait
 from django_rlock.settings import LONGEST, get_settings, server_aliases

@@ -24,10 +24,10 @@ from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.calls import SHORTEST, ScriptCall, next_nonce, pack
 from django_rlock._transport.cluster import Address
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
-from django_rlock._transport.connections import server as server_of
-from django_rlock._transport.connections import when_left
 from django_rlock._transport.identity import task_owner
 from django_rlock._transport.pool import ConnectionWait, Server, let_go
+from django_rlock._transport.servers import server as server_of
+from django_rlock._transport.servers import when_left
 
 T = TypeVar("T")
 

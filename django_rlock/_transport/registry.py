@@ -18,7 +18,6 @@ from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, Driver, pack_command, run_sync
 from django_rlock._transport.cluster import Address, Cluster, SlotMap
 from django_rlock._transport.connection import Connection
-from django_rlock._transport.connections import Purpose, background_limit, is_cluster, server, slot_map, when_left
 from django_rlock._transport.listener import BoundListener, Listener, MakeWaiter, TaskWaiter, ThreadWaiter
 from django_rlock._transport.one_server import (
     Binding,
@@ -34,6 +33,7 @@ from django_rlock._transport.pool import BACKGROUND, THREADS
 from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.tasks import TaskTransport
 from django_rlock._transport.quorum.threads import ThreadTransport
+from django_rlock._transport.servers import Purpose, background_limit, is_cluster, server, slot_map, when_left
 from django_rlock._transport.subscriber import ClusterListener, Subscriber
 from django_rlock.settings import get_settings, server_aliases
 

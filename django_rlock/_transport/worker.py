@@ -19,8 +19,8 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_exit, owned_table
 from django_rlock._transport.calls import ScriptCall, run_sync
-from django_rlock._transport.connections import servers_of
 from django_rlock._transport.registry import background_driver
+from django_rlock._transport.servers import servers_of
 from django_rlock.settings import get_settings
 
 # --- the background thread --------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Prepared, ScriptCall
-from django_rlock._transport.connections import is_cluster
 from django_rlock._transport.identity import client_id, new_number
+from django_rlock._transport.servers import is_cluster
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import JAVA_POLL, PLAIN, Candidate, Kind, call_for
 from django_rlock.locks.options import milliseconds

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from django_rlock._core.text import printable
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import REMEMBERED, Argument, Driver, ScriptCall, prepare
-from django_rlock._transport.connections import is_cluster
 from django_rlock._transport.identity import Owner, client_id
+from django_rlock._transport.servers import is_cluster
 from django_rlock.exceptions import RLockError
 from django_rlock.locks.options import milliseconds
 from django_rlock.settings import AliasSettings, settings_of

@@ -22,7 +22,7 @@ from django_rlock._core.text import redacted
 from django_rlock._monitoring.reading import server_names
 from django_rlock._redis.keys import redisson_channel, wake_channel
 from django_rlock._transport.cluster import SLOTS
-from django_rlock._transport.connections import (
+from django_rlock._transport.servers import (
     SERVER_ERRORS,
     address_of,
     check_entry,

@@ -3,7 +3,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from django_rlock.settings import get_settings
 
 

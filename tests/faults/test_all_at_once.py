@@ -18,7 +18,7 @@ settings.CACHES["other"] = {**settings.CACHES["default"], "LOCATION": sys.argv[2
 settings.RLOCK["other"] = {"CACHE": "other", "WATCHDOG_TIMEOUT": 6}
 
 from django_rlock import LockUnavailableError, RLock
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from django_rlock._transport import subscriber
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_lost

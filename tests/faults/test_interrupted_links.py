@@ -23,7 +23,7 @@ from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, LoopConnections, connections_of
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.connection import Connection, ConnectionSlot, ErrorReply, Expected
-from django_rlock._transport.connections import server
+from django_rlock._transport.servers import server
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.opcode_bindings import IN_ASYNCIO
 from tests.faults.opcode_watch import watch_opcodes

@@ -27,9 +27,9 @@ from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import report_key
 from django_rlock._transport.calls import EVERYBODY, pack_command, run_sync
 from django_rlock._transport.connection import Connection
-from django_rlock._transport.connections import server
 from django_rlock._transport.identity import client_id, current_owner
 from django_rlock._transport.registry import sync_driver
+from django_rlock._transport.servers import server
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
 from django_rlock.management import _Section as Section

@@ -19,7 +19,7 @@ from redis.exceptions import MaxConnectionsError
 from django_rlock import FairLock, LockUnavailableError, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.scripts import LOCK_STATE
-from django_rlock._transport import connections
+from django_rlock._transport import servers
 from django_rlock._transport.calls import ScriptCall, prepare
 from django_rlock._transport.listener import Listener
 from django_rlock._transport.registry import listener
@@ -141,7 +141,7 @@ def test_connections_are_not_remembered_from_the_midst_of_a_change_of_settings(s
     """A background thread may be making them."""
     settings.CACHES = {**settings.CACHES}
     changed = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///changed?db=0"}}
-    look = connections._redis_cache
+    look = servers._redis_cache
 
     def look_and_see_a_change(using: str) -> object:
         looked = look(using)
@@ -149,9 +149,9 @@ def test_connections_are_not_remembered_from_the_midst_of_a_change_of_settings(s
             settings.CACHES = changed
         return looked
 
-    monkeypatch.setattr(connections, "_redis_cache", look_and_see_a_change)
+    monkeypatch.setattr(servers, "_redis_cache", look_and_see_a_change)
     for _ in range(2):
-        assert connections.source("default").options["path"] == "/changed"
+        assert servers.source("default").options["path"] == "/changed"
 
 
 def test_callers_wait_for_a_place_within_their_time(kind, settings, redis_client):
@@ -174,7 +174,7 @@ def test_callers_wait_for_a_place_within_their_time(kind, settings, redis_client
     for thread in threads:
         thread.join(UNTIL_SERVED)
     assert failures == []
-    assert connections.server("default").size <= 2
+    assert servers.server("default").size <= 2
 
 
 @pytest.mark.lengthy
@@ -182,17 +182,17 @@ def test_caller_without_a_place_learns_which_setting_to_raise(kind, settings):
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 1}}
     with kind("stock:42"):
         pass
-    link = connections.server("default").take(5)
+    link = servers.server("default").take(5)
     with pytest.raises(LockUnavailableError, match="MAX_CONNECTIONS"):
         kind("stock:42").acquire(blocking=False)
-    connections.server("default").give_back(link)
+    servers.server("default").give_back(link)
     assert kind("stock:42").acquire(blocking=False)
     kind("stock:42").release()
 
 
 def test_what_a_closed_connection_has_not_sent_is_dropped(redis_client):
     """By the kernel: nothing that an interrupted call left there is executed later."""
-    link = connections.server("default").take(PATIENCE)
+    link = servers.server("default").take(PATIENCE)
     with socket.socket(fileno=os.dup(link.fileno())) as same:
         link.close()
         assert struct.unpack("ii", same.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
@@ -201,7 +201,7 @@ def test_what_a_closed_connection_has_not_sent_is_dropped(redis_client):
 def test_places_of_interrupted_callers_are_free_again(kind, settings):
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 2}}
     for _ in range(10):
-        connections.server("default").take(5)  # and no one gives it back
+        servers.server("default").take(5)  # and no one gives it back
     with kind("stock:42"):
         pass
 

@@ -10,10 +10,10 @@ import pytest
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, rlock
 from django_rlock._transport.connection import Connection, ConnectionSlot
-from django_rlock._transport.connections import server
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import listeners
+from django_rlock._transport.servers import server
 from django_rlock.locks.callers import NAMED_CALLS, QueuedCall
 from django_rlock.locks.expirable import Permit
 from django_rlock.locks.holds import HOLDS, WAITS

@@ -15,7 +15,7 @@ from django_rlock._monitoring import reporter
 from django_rlock._redis import keys, scripts
 from django_rlock._transport import async_connection, calls, pool
 from django_rlock._transport.connection import KEEPALIVE
-from django_rlock._transport.connections import server
+from django_rlock._transport.servers import server
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, until_renewed
 from tests.eventually import PATIENCE, UNTIL_SERVED

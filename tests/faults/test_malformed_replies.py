@@ -20,7 +20,7 @@ from django_rlock import (
     Semaphore,
     rlock,
 )
-from django_rlock._transport.connections import server
+from django_rlock._transport.servers import server
 from tests.faults.copies import is_settled, often
 from tests.faults.stories import STORIES
 from tests.faults.test_every_script import forget, is_like, outcome, play_usually

@@ -9,8 +9,8 @@ from django_rlock import RLock
 from django_rlock._redis import scripts
 from django_rlock._transport.async_pool import connections_of
 from django_rlock._transport.calls import ScriptCall, pack_command, prepare, run_sync
-from django_rlock._transport.connections import server
 from django_rlock._transport.registry import background_driver, listener
+from django_rlock._transport.servers import server
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
 from tests.bindings import visit

@@ -12,7 +12,7 @@ from django_rlock import LockUnavailableError
 from django_rlock._redis import scripts
 from django_rlock._transport import calls, listener, subscriber
 from django_rlock._transport.connection import Connection, ConnectionSlot
-from django_rlock._transport.connections import server
+from django_rlock._transport.servers import server
 from tests.background import forget_clean_up
 from tests.eventually import PATIENCE
 from tests.proxy import Proxy

@@ -23,7 +23,7 @@ from django_rlock import (
     Semaphore,
 )
 from django_rlock._redis import scripts
-from django_rlock._transport import connections
+from django_rlock._transport import servers
 from django_rlock._transport.registry import listener
 from django_rlock._transport.worker import CleanUps
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -113,7 +113,7 @@ async def test_connections_that_failed_leave_their_places(binding, kind, own_ser
     server.kill()
     for _ in range(3):
         await refused(binding, kind("stock:42"), blocking=False)
-    reached = connections.server("default")
+    reached = servers.server("default")
     await binding.until(lambda: reached.size == 0)
     server.start()
     async with binding.inside(kind("stock:42")):

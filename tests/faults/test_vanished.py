@@ -15,7 +15,7 @@ from django.http import StreamingHttpResponse
 from django.test import RequestFactory
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, Semaphore, distributed_lock
-from django_rlock._transport.connections import server
+from django_rlock._transport.servers import server
 from django_rlock.locks import engine
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually

@@ -17,7 +17,7 @@ from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock, rlock
 from django_rlock._stores import embedded, supervisor
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
 from tests.bindings import BlockingBinding as Binding
@@ -31,7 +31,7 @@ from django.conf import settings
 settings.configure(RLOCK={"default": {"STORE": "embedded", "FOLDER": sys.argv[1], "IDLE_TIME": 0.5}})
 django.setup()
 from django_rlock import rlock
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 
 begin, go = os.pipe()
 children = []

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock import FairLock, RLock, rlock
 from django_rlock._core import process
 from django_rlock._stores import memory
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
 from tests.bindings import BlockingBinding as Binding
@@ -35,7 +35,7 @@ def bare(request: pytest.FixtureRequest, settings: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def no_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that Django's test runner has not set up."""
-    monkeypatch.setattr("django_rlock._transport.connections.is_test", lambda: False)
+    monkeypatch.setattr("django_rlock._transport.servers.is_test", lambda: False)
 
 
 @pytest.fixture

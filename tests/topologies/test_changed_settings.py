@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from django_rlock import RLock, rlock
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from tests.background import settle
 from tests.topologies.servers import Topology, command
 

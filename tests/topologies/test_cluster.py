@@ -21,8 +21,8 @@ from django_rlock._monitoring.reading import asking
 from django_rlock._monitoring.reporter import Publisher
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.cluster import ClusterClient
-from django_rlock._transport.connections import _ask_slots, cluster_client, server, slot_map
 from django_rlock._transport.registry import async_driver, sync_driver
+from django_rlock._transport.servers import _ask_slots, cluster_client, server, slot_map
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.checks import check_settings
 from django_rlock.inspection import iter_locks

@@ -12,7 +12,7 @@ from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import RLock
-from django_rlock._transport.connections import slot_map
+from django_rlock._transport.servers import slot_map
 from django_rlock.checks import check_settings
 from django_rlock.locks import forced
 from django_rlock.locks.holds import HOLDS, WAITS

@@ -12,7 +12,7 @@ from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import FairLock, FencedLock, RedLock, RLock, SpinLock, distributed_lock
-from django_rlock._transport.connections import clients_of
+from django_rlock._transport.servers import clients_of
 from django_rlock.checks import check_settings
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import PATIENCE

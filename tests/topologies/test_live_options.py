@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from django_rlock import FairLock, RLock
-from django_rlock._transport.connections import get_client, source
+from django_rlock._transport.servers import get_client, source
 from tests.bindings import BlockingBinding as Binding
 from tests.conftest import OwnServer
 from tests.topologies import pools

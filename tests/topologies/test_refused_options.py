@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import RLock
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from django_rlock.checks import check_deployment, check_settings
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"

@@ -14,9 +14,9 @@ import pytest
 from django_rlock import RLock
 from django_rlock._core.redis_py import slot_of
 from django_rlock._transport.calls import run_sync
-from django_rlock._transport.connections import slot_map
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import background_driver
+from django_rlock._transport.servers import slot_map
 from django_rlock.locks import forced
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW

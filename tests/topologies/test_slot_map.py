@@ -11,7 +11,7 @@ import pytest
 
 from django_rlock._transport import cluster
 from django_rlock._transport.cluster import Address, SlotMap
-from django_rlock._transport.connections import get_client
+from django_rlock._transport.servers import get_client
 from tests.eventually import PATIENCE, eventually
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_rlock._transport import connections, pool
+from django_rlock._transport import pool, servers
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.listener import Channel, Listener
 from django_rlock._transport.subscriber import Subscriber
@@ -22,7 +22,7 @@ def test_one_that_fails_as_it_is_taken_over_from_redis_py(redis_client, monkeypa
 
     monkeypatch.setattr(pool, "Connection", refuse)
     with pytest.raises(RedisConnectionError, match="Invalid argument"):
-        connections.server("default").open()
+        servers.server("default").open()
     assert [sock.fileno() for sock in taken] == [-1]
 
 
@@ -54,7 +54,7 @@ def test_those_of_a_listener_that_somebody_still_has_after_the_settings_have_cha
 def test_those_of_clients_of_nodes_when_the_settings_change(server, settings):
     base = server.url.partition("?")[0]
     settings.RLOCK = {"quorum": {"NODES": [f"{base}?db={number}" for number in range(3)]}}
-    client = connections.node_client("quorum#0")
+    client = servers.node_client("quorum#0")
     assert client.ping()
     (connection,) = client.connection_pool._available_connections
     settings.RLOCK = {}

@@ -14,7 +14,7 @@ from django_rlock._core.callbacks import Callbacks
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import remembered
 from django_rlock._monitoring.reporter import Reporter, _reporter
-from django_rlock._transport import connections, registry, worker
+from django_rlock._transport import registry, servers, worker
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.worker import BackgroundWorker
 from django_rlock.locks.records import Hold, key_of
@@ -112,9 +112,9 @@ QUORUM = {"quorum": {"NODES": ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "re
         ("default", registry.async_driver),
         ("default", registry.background_driver),
         ("default", registry.listener),
-        ("default", connections.source),
-        ("default", connections.server),
-        ("quorum#1", connections.node_client),
+        ("default", servers.source),
+        ("default", servers.server),
+        ("quorum#1", servers.node_client),
         ("quorum", registry.sync_driver),
         ("quorum", registry.async_driver),
         ("quorum", registry.background_driver),
@@ -134,7 +134,7 @@ def test_drivers_and_connections(settings, using, get):
 
 
 def test_an_argument_left_out_is_its_default():
-    assert connections.source("default") is connections.source("default", None)
+    assert servers.source("default") is servers.source("default", None)
 
 
 # --- the exit ---------------------------------------------------------------------------------------------------------

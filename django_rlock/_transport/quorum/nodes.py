@@ -17,9 +17,9 @@ from django_rlock._core.process import owned_table
 from django_rlock._core.text import reason_of, redacted
 from django_rlock._transport.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply
-from django_rlock._transport.connections import Purpose, connect_within, server
 from django_rlock._transport.pool import Server
 from django_rlock._transport.quorum.votes import WHO_ARE_YOU, NodeDownError, Proposals, QuorumCall, Restarts, run_id_in
+from django_rlock._transport.servers import Purpose, connect_within, server
 from django_rlock.settings import get_settings, server_aliases
 
 ASK_WHO_IT_IS = pack_command(*WHO_ARE_YOU)
