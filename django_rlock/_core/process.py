@@ -78,12 +78,13 @@ class Owned(Generic[T]):
 
 
 class _MadeOnUse(dict[K, T]):
-    """A table whose values are made when they are first looked up: threads that do so at once get the same one."""
+    """A table whose values are made when they are first looked up."""
 
     def __init__(self, make: Callable[[K], T]) -> None:
         self._make = make
 
     def __missing__(self, key: K) -> T:
+        # Two threads may both make a value; setdefault() is one call into C, so both get the same one.
         return self.setdefault(key, self._make(key))
 
 
@@ -122,9 +123,7 @@ def remembered(stage: Stage) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: ``functools.cache``, cleared in a forked child and when the settings change.
 
     Threads that make the first call at the same time get the same result, unlike with ``functools.cache``. Each of them
-    computes a result, without a mutex that an interruption could leave locked, so computing and dropping a result must
-    do no harm. Omitted arguments equal their defaults. A thread that is computing a result while the cache is cleared
-    computes it again, because it may have read the old settings.
+    computes a result, so computing and dropping a result must do no harm. Omitted arguments equal their defaults.
     """
 
     def decorate(make: Callable[P, T]) -> Callable[P, T]:
@@ -135,6 +134,8 @@ def remembered(stage: Stage) -> Callable[[Callable[P, T]], Callable[P, T]]:
             asked = signature.bind(*args, **kwargs)
             asked.apply_defaults()
             key = *asked.args, *asked.kwargs.items()
+            # No mutex, because an interruption could leave it locked. If the settings change meanwhile, ``forget``
+            # replaces the table, and the result is computed again.
             while True:
                 current = results
                 first = current[key] if key in current else current.setdefault(key, make(*args, **kwargs))
@@ -165,6 +166,8 @@ def _run(event: str) -> None:
         hook()
 
 
+# Read it as ``process.pid``: a fork changes it, so a copy that another module had imported by name would stay the
+# parent's, and children would enter each other's locks.
 pid = os.getpid()
 """The process that the resources belong to."""
 _is_forked = False

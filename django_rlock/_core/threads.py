@@ -183,9 +183,8 @@ class WeakTable(Generic[T]):
 class Helpers:
     """A few threads that run calls, in order; a thread ends when there is no call left.
 
-    An executor takes mutexes that a signal may leave locked. Here the caller adds the call first and then checks
-    whether a thread may be started; a thread leaves first and then checks for calls. So no call is forgotten, and no
-    mutex is needed. A thread counts as long as its mark is kept, so one that was never started does not count.
+    An executor would take mutexes that a signal may leave locked. A thread counts as long as its mark is kept, so one
+    that was never started does not count.
     """
 
     def __init__(self, most: int) -> None:
@@ -195,6 +194,8 @@ class Helpers:
 
     def take(self, call: Call) -> None:
         """Run a call as soon as a thread is free."""
+        # No call is forgotten without a mutex: the caller adds it before it counts the threads, and a thread gives up
+        # its mark before it looks for calls again.
         self._calls.append(call)
         if len(self._marks) < self._most:
             mark = _Mark()
@@ -313,7 +314,8 @@ class LoopEvent:
     async def wait(self, timeout: float | None = None) -> bool:
         """Sleep until it is set (True) or for ``timeout`` seconds (False); None means no time limit."""
         self._sleep = sleep = Sleep(self._loop)
-        if not self.is_set:  # looked at after that; set() sets it before it looks for a sleep
+        # set() does the two steps in the opposite order, so one of the two sees the other.
+        if not self.is_set:
             await sleep.until_end(timeout)
         self._sleep = None
         if not self.is_set:

@@ -361,11 +361,7 @@ _AT_ONCE = 2
 """How often a broken connection is retried without a pause, even if the caller has no time left."""
 
 Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
-"""Sends a packed call and returns the reply that echoes the nonce, within a number of seconds; raises redis-py's
-exceptions.
-
-Counts the call as sent once there is a connection.
-"""
+"""Sends a packed call within a number of seconds: as ``Binding.exchange``."""
 
 
 class Topology:
@@ -413,6 +409,7 @@ class RetryingTopology(Topology):
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
         nonce = next_nonce()
+        # Before it is sent, so that a hold's deadline is never later than the end of its lease: rule 7.
         call.sent_at = now = monotonic()
         limit = math.inf if until is None else REPLY_GRACE
         if until is not None and until > now:

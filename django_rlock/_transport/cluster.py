@@ -125,8 +125,8 @@ class SlotMap:
     """Which node serves which slot. Each alias of a process has one map, filled from the nodes' replies and
     redirections.
 
-    An exception raised by a signal handler may interrupt a caller anywhere in here, and must not block others. So the
-    class uses no mutex: shared state is replaced by single assignments, and every wait has a limit.
+    The class uses no mutex, because a signal handler may interrupt its holder: shared state is replaced by single
+    assignments, and every wait has a limit.
     """
 
     def __init__(self, client: ClusterClient, ask: Ask | None = None) -> None:
@@ -201,6 +201,7 @@ class SlotMap:
         ]
 
     def _learn(self, ranges: Sequence[tuple[int, int, Address]]) -> None:
+        # A new list, since other threads read the former one meanwhile.
         owners: list[Address | None] = [None] * SLOTS
         for start, end, address in ranges:
             owners[start : end + 1] = [address] * (end + 1 - start)

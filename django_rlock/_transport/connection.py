@@ -417,7 +417,7 @@ class Connection:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the socket, and let the kernel drop unsent data, which must no longer be executed."""
+        """Close the socket."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.free()
@@ -427,6 +427,7 @@ class Connection:
 
 def _close(sock: socket.socket, pid: int) -> None:
     if pid == os.getpid():  # a forked child shares the socket's options with its parent
+        # The kernel then drops data that it has not sent yet: the command must no longer be executed.
         with contextlib.suppress(OSError):  # it is broken or closed already
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
     sock.close()
@@ -435,6 +436,8 @@ def _close(sock: socket.socket, pid: int) -> None:
 def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
     """Return a script's reply if it echoes ``nonce`` and has values that the script returns; else raise redis-py's
     exception for what it is."""
+    # A connection may bring the reply to another command, whose caller was interrupted before it read that: rule 2 of
+    # docs/architecture.md.
     if type(reply) is list and reply and reply[0] == nonce:
         if len(reply) == 2:
             if reply[1] in script.usual:  # without a further call

@@ -37,13 +37,9 @@ from django_rlock._transport.identity import thread_owner
 
 # --- the connections of a server --------------------------------------------------------------------------------------
 
-# One server as this process reaches it: its idle connections, their limit, and the callers that wait for one.
-#
-# A connection is opened in a thread of its own, where threads can be started. So no signal interrupts redis-py while it
-# connects and logs in (it then holds mutexes that all threads share, and hiredis packs the login), and a server that
-# accepts a connection but never replies delays no caller beyond its own time limit. Shared state is changed by single
-# calls into C. A connection that an interruption left unused, and its slot, are free again when the connection is
-# collected.
+# One server as this process reaches it: its idle connections, their limit, and the callers that wait for one. Shared
+# state is changed by single calls into C. A connection that an interruption left unused, and its slot, are free again
+# when the connection is collected.
 
 Connect = Callable[[ConnectionSlot | None], Connection]
 """Opens a connection; raises redis-py's errors."""
@@ -122,6 +118,7 @@ class Server:
     def _await(self, wait: ConnectionWait, event: threads.AutoResetEvent, until: float) -> Connection:
         while True:
             opens = self.ask_for(wait)
+            # Again, since a connection that was returned before the wait was queued has woken nobody.
             connection = self.take_idle()
             if connection is not None:
                 return connection
@@ -164,6 +161,7 @@ class Server:
         limit is reached; the wait is then queued for the next connection that is released."""
         if wait.opening:
             return True
+        # Taken before it is counted: two callers that want the last slot may both be refused, but never both get it.
         slot = ConnectionSlot(self._taken)
         if len(self._taken) > self._max_connections:
             slot.free()
@@ -171,6 +169,9 @@ class Server:
                 self._waits.append(wait)
             return False
         wait.opening = True
+        # In a thread of its own, so that no signal interrupts redis-py while it connects and logs in: it then holds
+        # mutexes that all threads share. And a server that accepts a connection but never replies delays no caller
+        # beyond its own time limit.
         try:
             threads.start(self._open_for, wait, slot)
         except RuntimeError:  # no threads left, or the interpreter exits
@@ -206,6 +207,7 @@ class Server:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller, after all its replies have been read."""
+        # First, since a caller queues its wait before it looks for an idle connection.
         self.idle.append(connection)
         if self._waits:
             with contextlib.suppress(IndexError):
@@ -395,8 +397,6 @@ def _prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
-# How threads and greenlets use them: their binding, which blocks.
-
 T = TypeVar("T")
 
 
@@ -430,6 +430,8 @@ class ThreadBinding:
             except NoScriptError:
                 reply = _ask_by_source(connection, call, limit)
         except BaseException as error:
+            # Its reply may still come, and would be read as the reply to the next command: rule 3 of
+            # docs/architecture.md.
             let_go(server, connection, error)
             raise
         server.give_back(connection)
@@ -486,8 +488,8 @@ def _ask_by_source(connection: Connection, call: ScriptCall, limit: float) -> li
 
 
 def let_go(server: Server, connection: Connection, error: BaseException) -> None:
-    """Close a connection after an error, even an error reply: it echoes no nonce, so it may belong to another
-    command."""
+    """Close a connection after an error."""
+    # Even after an error reply: it echoes no nonce, so it may belong to another command.
     server.drop(connection, broken=ends_connection(error))
     if is_demotion(error):
         server.leave()
