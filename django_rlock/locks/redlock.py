@@ -62,9 +62,9 @@ class Acquire(QuorumCall):
     async def over(self, voting: VotingRound) -> list[Any]:
         valid_until = self.sent_at + self.valid_for
         if self.fencing:
-            self.fresh = voting.proposals.next(self.sent_at)
-        grants = await voting.ask(self, until=self.sent_at + voting.timeout)
-        if voting.restarts.quarantine:
+            self.fresh = voting.nodes.proposals.next(self.sent_at)
+        grants = await voting.ask(self, until=self.sent_at + voting.nodes.timeout)
+        if voting.nodes.restarts.quarantine:
             self._vouch(grants, voting)
         if grants.won:
             token = await self._fence(grants, voting)
@@ -88,11 +88,11 @@ class Acquire(QuorumCall):
         tokens = [reply[2] for reply in grants.yes.values()]
         if tokens.count(tokens[0]) >= grants.quorum:
             return int(tokens[0])
-        voting.proposals.learn([reply[3] for reply in grants.yes.values()], self.sent_at)
-        until = self.sent_at + 2 * voting.timeout
+        voting.nodes.proposals.learn([reply[3] for reply in grants.yes.values()], self.sent_at)
+        until = self.sent_at + 2 * voting.nodes.timeout
         token = await self._count_on(grants, voting, until)
         if token is None:
-            await voting.hear_out(grants, self.sent_at + voting.timeout)
+            await voting.hear_out(grants, self.sent_at + voting.nodes.timeout)
             token = await self._count_on(grants, voting, until)
         return token
 
@@ -109,7 +109,7 @@ class Acquire(QuorumCall):
         """Vouch for the nodes whose votes other processes do not count yet. No reply is waited for."""
         for node, grant in grants.yes.items():
             mark = _mark_in(grant)
-            if run_id := voting.restarts.unknown_to_others(node, mark):
+            if run_id := voting.nodes.restarts.unknown_to_others(node, mark):
                 voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:], (mark, run_id)), [node])
 
 
@@ -119,7 +119,7 @@ class Bump(QuorumCall):
 
 def _doubted(call: QuorumCall, node: int, mark: bytes, voting: VotingRound) -> Exception | None:
     """Why a vote does not count: the node may have forgotten that it voted for another owner."""
-    return voting.restarts.doubt(node, mark, call.sent_at, voting.now())
+    return voting.nodes.restarts.doubt(node, mark, call.sent_at, voting.now())
 
 
 def _mark_in(grant: list[Any]) -> bytes:
@@ -197,7 +197,7 @@ class Release(QuorumCall):
         return Release(self.name, self.script, self.keys, (owner, left, lease_ms, refused), lease=self.lease)
 
     async def over(self, voting: VotingRound) -> list[Any]:
-        sent = self.lasting() if voting.lost_connections else self
+        sent = self.lasting() if voting.nodes.lost_connections else self
         votes = await voting.send_to_all(sent)
         if sent is not self:
             self.sends += sent.sends  # of nodes that were asked again

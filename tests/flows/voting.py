@@ -130,7 +130,7 @@ class WalkSession:
 
     def deliver(self, number: int, hear: bool = True) -> None:
         """Let a node execute what it was sent first, and bring the reply."""
-        node = self.driver.nodes[number]
+        node = self.driver.servers[number]
         call = self.pending[number].popleft()
         reply: Any = node.execute(call)
         self.driver.restarts.meet(number, node.run_id)
@@ -169,7 +169,8 @@ class StepwiseQuorum(Quorum):
 
     def __init__(self, nodes: list[Node], process: Process, restarts: Restarts) -> None:
         super().__init__("default", self, self, self.at)
-        self.nodes = nodes
+        self.servers = nodes
+        self.nodes = self
         self.process = process
         self.restarts = restarts
         self.names = [str(number) for number in range(NODES)]
@@ -194,7 +195,7 @@ class StepwiseQuorum(Quorum):
     def session(self) -> WalkSession:
         return WalkSession(self)
 
-    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+    def send_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """The walk has nodes release when the model does."""
 
     async def sleep(self, seconds: float) -> None:

@@ -375,19 +375,17 @@ class SimDriver(Quorum):
     """The package's quorum, over means that are the simulator's. Nothing subscribes: waiters try again."""
 
     channels = ()
+    lost_connections = False
 
     def __init__(self, client: Client) -> None:
         super().__init__("default", self, self, lambda _: self)
         self.client: Client = client
         setting = client.world.setting
+        self.nodes = self
         self.names = [str(number) for number in range(setting.nodes)]
         self.timeout = setting.timeout
         self.restarts = Restarts(tuple(self.names), setting.lease * QUARANTINE_SHARE, setting.clock_drift)
         self.proposals: Proposals = SimProposals(client)
-
-    @property
-    def lost_connections(self) -> bool:
-        return False
 
     def now(self) -> float:
         return self.client.clock()
@@ -404,7 +402,7 @@ class SimDriver(Quorum):
     def session(self) -> SimSession:
         return SimSession(self)
 
-    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+    def send_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         self.client.start(self._reap(undo, set(nodes), self.now() + undo.lease))
 
     async def _reap(self, undo: QuorumCall, nodes: set[int], until: float) -> None:
@@ -455,10 +453,10 @@ class OldAcquire(Acquire):
     async def _fence(self, grants: VoteTally, voting: VotingRound) -> int | None:
         if not self.fencing:
             return 0
-        until = self.sent_at + 2 * voting.timeout
+        until = self.sent_at + 2 * voting.nodes.timeout
         token = await self._count_on(grants, voting, until)
         if token is None:
-            await voting.hear_out(grants, self.sent_at + voting.timeout)
+            await voting.hear_out(grants, self.sent_at + voting.nodes.timeout)
             token = await self._count_on(grants, voting, until)
         return token
 

@@ -175,8 +175,8 @@ def late_granters_vote_on_a_lower_token(patch):
 
 
 def only_the_first_granters_are_asked(patch):
-    async def changed(self, grants, nodes):
-        return await self._count_on(grants, nodes, self.sent_at + 2 * nodes.timeout)
+    async def changed(self, grants, voting):
+        return await self._count_on(grants, voting, self.sent_at + 2 * voting.nodes.timeout)
 
     patch.setattr(Acquire, "_fence", changed)
 
@@ -502,7 +502,7 @@ class Told:
 def vote(split):
     """The ballot on a call, and the time that it took."""
     told: Any = Told(split)
-    return run_sync(VotingRound(told, told).ask(call())), told.time
+    return run_sync(VotingRound(told, told, told.now).ask(call())), told.time
 
 
 def call():

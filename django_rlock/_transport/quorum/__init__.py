@@ -50,8 +50,8 @@ class Quorum(Topology):
                 reply = await self._run_once(suited)
             except QuorumNotReachedError as error:
                 if self._cut_off_since is None:
-                    self._cut_off_since = self.transport.now()
-                if self.transport.now() >= self._give_up_at(suited, until) or _is_refused(error):
+                    self._cut_off_since = self.now()
+                if self.now() >= self._give_up_at(suited, until) or _is_refused(error):
                     raise
                 if self._is_down(error):
                     raise
@@ -60,12 +60,12 @@ class Quorum(Topology):
             else:
                 self._cut_off_since = self._refused_since = None
                 return reply
-            await self.transport.sleep(backoff(tries, *_BACKOFF))
+            await self.sleep(backoff(tries, *_BACKOFF))
 
     def _give_up_at(self, call: QuorumCall, until: float | None) -> float:
         if until is None:
             # By then, nodes that have just restarted vote again.
-            return (self._cut_off_since or self.transport.now()) + PATIENCE + self.transport.restarts.quarantine
+            return (self._cut_off_since or self.now()) + PATIENCE + self.transport.nodes.restarts.quarantine
         return until + call.grace
 
     def _is_down(self, error: QuorumNotReachedError) -> bool:
@@ -74,16 +74,16 @@ class Quorum(Topology):
         if not _too_few_listen(error):
             self._refused_since = None
             return False
-        now = self.transport.now()
+        now = self.now()
         self._refused_since = self._refused_since or now
         patience = get_settings(self._using).refused_wait_time
         return patience is not None and now >= self._refused_since + patience
 
     async def _run_once(self, call: QuorumCall) -> list[Any]:
         async with self.transport.session() as session:
-            call.sent_at = self.transport.now()  # all nodes are now connected, or known to be down
+            call.sent_at = self.now()  # all nodes are now connected, or known to be down
             call.sends += 1
-            return await call.over(VotingRound(self.transport, session))
+            return await call.over(VotingRound(self.transport.nodes, session, self.now))
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies: list[Any] = []
@@ -94,8 +94,8 @@ class Quorum(Topology):
     async def _run_batch(self, batch: Sequence[QuorumCall]) -> list[Any]:
         replies: list[Any] = []
         async with self.transport.session() as session:
-            voting = VotingRound(self.transport, session)
-            sent_at = self.transport.now()
+            voting = VotingRound(self.transport.nodes, session, self.now)
+            sent_at = self.now()
             for call in batch:
                 call.sent_at = sent_at
                 call.sends += 1

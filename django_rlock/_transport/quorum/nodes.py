@@ -42,6 +42,7 @@ class NodeSet:
         self.timeout = options.node_timeout
         self.connect_within = connect_within(using)
         self.names = tuple(redacted(node) for node in options.nodes or ())
+        self.numbers = range(len(self.names))
         self.aliases = server_aliases(using)
         self.restarts = Restarts(self.names, options.longest_lease or 0.0, options.clock_drift)
         self.proposals = Proposals()
@@ -50,7 +51,7 @@ class NodeSet:
         self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
         self.untold: dict[tuple[int, QuorumCall], float] = {}
         self.closing: list[Callable[[int], object]] = []
-        self._instances = [threads.SingleInstance() for _ in self.names]
+        self._instances = [threads.SingleInstance() for _ in self.numbers]
         self.is_closed = False
 
     def server(self, node: int, purpose: Purpose) -> Server:
@@ -125,7 +126,7 @@ class NodeSet:
         """Forget the nodes, which are no longer in the settings."""
         self.is_closed = True
         for close in self.closing:
-            for node, _ in enumerate(self.names):
+            for node in self.numbers:
                 close(node)
 
     # --- visits ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_reply_that_ends_connection
 from django_rlock._core.redis_py import server_error
-from django_rlock._core.threads import Sleep, sleep
+from django_rlock._core.threads import Sleep
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, connections_of
@@ -221,39 +221,25 @@ class TaskSession:
 class TaskTransport:
     """How the tasks of all loops reach the nodes of an alias; see ``votes.QuorumTransport``."""
 
-    now = staticmethod(monotonic)
-    sleep = staticmethod(sleep)
-
     def __init__(self, using: str) -> None:
         self.nodes = node_set(using)
-        self.names = self.nodes.names
-        self.timeout = self.nodes.timeout
-        self.restarts = self.nodes.restarts
-        self.proposals = self.nodes.proposals
-        self._servers = [self.nodes.server(node, "calls") for node in range(len(self.names))]
-
-    @property
-    def lost_connections(self) -> bool:
-        return self.nodes.lost_connections
+        self._servers = [self.nodes.server(node, "calls") for node in self.nodes.numbers]
 
     def session(self) -> TaskSession:
         return TaskSession(self)
-
-    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.nodes.send_later(undo, nodes)
 
     def connections(self, loop: asyncio.AbstractEventLoop) -> list[TaskConnection | None]:
         """The running loop's open connection to each node; a connection without a reply in time is given up."""
         shared = connections_of(loop).shared
         found = [shared.get(server) for server in self._servers]
-        recently = self.now() - self.timeout
+        recently = monotonic() - self.nodes.timeout
         for each in found:
             if each is None or not (each.is_open and each.is_introduced and each.heard_at >= recently):
                 break
         else:
             return found  # if one has ended since then, sending the call finds that, and the node is asked again
         _read_what_arrived(found)
-        now = self.now()
+        now = monotonic()
         return [each and self._usable(node, each, now) for node, each in enumerate(found)]
 
     def _usable(self, node: int, connection: TaskConnection, now: float) -> TaskConnection | None:
@@ -264,7 +250,7 @@ class TaskTransport:
             if now - connection.heard_at <= KEEP_IDLE:
                 return connection
             connection.break_off(gone_silently())  # a vote has no time to wait for a connection that may be gone
-        elif now <= since + self.timeout:
+        elif now <= since + self.nodes.timeout:
             return connection
         else:
             error = RedisTimeoutError("did not reply in time")

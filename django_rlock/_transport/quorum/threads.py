@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 import select
-import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -202,7 +201,7 @@ class ThreadSession:
     def _take_connections(self) -> None:
         transport = self._transport
         self._connect(transport.without_connection())
-        kept = [transport.take_kept(node) for node in range(len(transport.names)) if node not in self._connections]
+        kept = [transport.take_kept(node) for node in transport.nodes.numbers if node not in self._connections]
         for connection in kept:
             if connection is not None:
                 self._add(connection)
@@ -210,11 +209,11 @@ class ThreadSession:
         for connection in kept:
             if connection is not None and not transport.is_alive(connection, connection.fileno in readable):
                 self._remove(connection)
-        if len(self._connections) < len(transport.names):
+        if len(self._connections) < len(transport.nodes.numbers):
             self._replace_missing()
 
     def _replace_missing(self) -> None:
-        for node in range(len(self._transport.names)):
+        for node in self._transport.nodes.numbers:
             if node not in self._connections:
                 with suppress(RedisError):  # reported when a call is sent to this node
                     self._add(self._transport.take_connection(node))
@@ -248,30 +247,14 @@ class ThreadSession:
 class ThreadTransport:
     """How threads, including the background thread, reach the nodes of an alias; see ``votes.QuorumTransport``."""
 
-    now = staticmethod(monotonic)
-
     def __init__(self, using: str) -> None:
         self.nodes = node_set(using)
         self.nodes.closing.append(self._close_kept)
-        self.names = self.nodes.names
-        self.timeout = self.nodes.timeout
         self.send_within = self.nodes.connect_within
-        self.restarts = self.nodes.restarts
-        self.proposals = self.nodes.proposals
-        self._kept: list[deque[NodeConnection]] = [deque() for _ in self.names]
-
-    @property
-    def lost_connections(self) -> bool:
-        return self.nodes.lost_connections
-
-    async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        self._kept: list[deque[NodeConnection]] = [deque() for _ in self.nodes.numbers]
 
     def session(self) -> ThreadSession:
         return ThreadSession(self)
-
-    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        self.nodes.send_later(undo, nodes)
 
     def take_kept(self, node: int) -> NodeConnection | None:
         """The idle connection used last, which may have ended meanwhile; None if there is none."""
@@ -314,7 +297,7 @@ class ThreadTransport:
             if is_readable or not connection.connection.is_plain:
                 deque(connection.read(self.send_within), maxlen=0)
             # A vote has no time to wait for a connection that may be gone.
-            is_usable = self.nodes.is_up(connection.node) and self.now() < connection.since + KEEP_IDLE
+            is_usable = self.nodes.is_up(connection.node) and monotonic() < connection.since + KEEP_IDLE
         except (RedisError, OSError):
             is_usable = False
         if not is_usable:
@@ -322,7 +305,7 @@ class ThreadTransport:
                 self.nodes.note_lost_connection()
             connection.close()
             return False
-        if connection.owed and self.now() > connection.since + self.timeout:
+        if connection.owed and monotonic() > connection.since + self.nodes.timeout:
             connection.close()
             self.nodes.note_down(connection.node, RedisTimeoutError("did not reply in time"))
             return False

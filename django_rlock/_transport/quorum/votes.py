@@ -208,8 +208,8 @@ class Session(Protocol):
         """For ``count``: listen no longer than until this earlier time."""
 
 
-class QuorumTransport(Protocol):
-    """How a binding reaches the nodes of an alias. Times are monotonic seconds."""
+class Nodes(Protocol):
+    """What this process knows of an alias's nodes; see ``nodes.NodeSet``."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -231,15 +231,18 @@ class QuorumTransport(Protocol):
     def lost_connections(self) -> bool:
         """Whether a connection was given up recently on which a command may still be under way."""
 
-    def now(self) -> float: ...
+    def send_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
+        """Let nodes that could not be reached in time execute a call later, while what it undoes may come."""
 
-    async def sleep(self, seconds: float) -> None: ...
+
+class QuorumTransport(Protocol):
+    """How a binding reaches the nodes of an alias."""
+
+    @property
+    def nodes(self) -> Nodes: ...
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         """Connections to the nodes, for the duration of one call."""
-
-    def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
-        """Let nodes that could not be reached in time execute a call later, while what it undoes may come."""
 
 
 class VoteTally:
@@ -346,21 +349,14 @@ class QuorumCall(ScriptCall):
 class VotingRound:
     """Sends calls over one session until they are decided, and counts the votes on them."""
 
-    def __init__(self, transport: QuorumTransport, session: Session) -> None:
-        self._transport = transport
-        self._size = len(transport.names)
-        self._session = session
-        self.now = transport.now
+    def __init__(self, nodes: Nodes, session: Session, now: Callable[[], float]) -> None:
+        self.nodes = nodes
+        self.now = now
         self.send = session.send
-        self.restarts = transport.restarts
-        self.proposals = transport.proposals
-        self.timeout = transport.timeout
-        self._screens = self.restarts.quarantine > 0
+        self._session = session
+        self._size = len(nodes.names)
+        self._screens = nodes.restarts.quarantine > 0
         self._tallies: dict[QuorumCall, VoteTally] = {}
-
-    @property
-    def lost_connections(self) -> bool:
-        return self._transport.lost_connections
 
     async def ask(
         self, call: QuorumCall, voters: Collection[int] | None = None, until: float | None = None
@@ -375,7 +371,7 @@ class VotingRound:
             self._count(answer)
             return tally.decided
 
-        await self._session.listen(count, self.now() + self.timeout if until is None else until)
+        await self._session.listen(count, self.now() + self.nodes.timeout if until is None else until)
         if not tally.decided:
             tally.close()
         return tally
@@ -391,7 +387,7 @@ class VotingRound:
                 undecided.discard(tally.call)
             return not undecided
 
-        await self._session.listen(count, self.now() + self.timeout)
+        await self._session.listen(count, self.now() + self.nodes.timeout)
         for call in undecided:
             self._tallies[call].close()
         return tallies
@@ -403,7 +399,7 @@ class VotingRound:
         """
         session, started = self._session, self.now()
         tally = self._open(call)
-        until = latest = started + self.timeout
+        until = latest = started + self.nodes.timeout
 
         def count(answer: Answer) -> bool:
             nonlocal until
@@ -455,7 +451,7 @@ class VotingRound:
             return
         undo = call.undo()
         # A copy of the call may still be under way on a connection that broke before the node was asked again.
-        tally = await self.send_to_all(undo.lasting() if self.lost_connections else undo)
+        tally = await self.send_to_all(undo.lasting() if self.nodes.lost_connections else undo)
         innocent = {node for node, error in asked.errors.items() if isinstance(error, NodeDownError)} | asked.no.keys()
         # Nodes that did not reply may still execute the call after the undo.
         unheard = set(range(self._size)) - asked.answered.keys()
@@ -464,9 +460,9 @@ class VotingRound:
     def reap(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Let nodes execute an undo later, if they could not execute it now."""
         if nodes:
-            self._transport.reap(undo.lasting(), nodes)
+            self.nodes.send_later(undo.lasting(), nodes)
 
     def not_reached(self, call: QuorumCall, votes: VoteTally) -> QuorumNotReachedError:
-        names = self._transport.names
+        names = self.nodes.names
         errors = {names[node]: error for node, error in sorted(votes.errors.items())}
         return QuorumNotReachedError(call.name, errors, len(names))
