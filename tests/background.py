@@ -84,7 +84,7 @@ def until_heard() -> None:
 def hears(hold: Any) -> bool:
     """Whether the server has confirmed that a hold's process hears of forced releases."""
     waiters = hold.subscription.waiters if hold.subscription else []
-    return bool(waiters) and all(each._lines.channels[each.channel].confirmed for each in waiters)
+    return bool(waiters) and all(each._listener.channels[each.channel].confirmed for each in waiters)
 
 
 def _end_rounds() -> None:
