@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -98,15 +99,15 @@ def databases(atomic: Atomic, is_view: bool, left_out: Iterable[str]) -> list[st
     return sorted({*always, *{*atomic_requests}.difference(left_out)}) if atomic_requests else always
 
 
-def in_transactions(aliases: Sequence[str], call: Callable[[], T]) -> T:
-    """Call a function inside transactions of all aliases.
-
-    Each transaction has its own ``with``: an interrupted ExitStack does not end the transactions that it has begun.
-    """
+@contextmanager
+def in_transactions(aliases: Sequence[str]) -> Iterator[None]:
+    """A block inside transactions of all aliases."""
     if not aliases:
-        return call()
-    with transaction.atomic(using=aliases[0]):
-        return in_transactions(aliases[1:], call) if aliases[1:] else call()
+        yield
+        return
+    # Each transaction has its own "with": an interrupted ExitStack does not end the transactions that it has begun.
+    with transaction.atomic(using=aliases[0]), in_transactions(aliases[1:]):
+        yield
 
 
 def open_database() -> str | None:
@@ -213,7 +214,8 @@ class LockedCall:
         aliases = self._databases(request)
         condition = self.options.condition
         if condition is not None and not condition(*args, **kwargs):
-            return in_transactions(aliases, partial(self.func, *args, **kwargs))
+            with in_transactions(aliases):
+                return self.func(*args, **kwargs)
         with UNREPORTED if request is None else reported(request):
             lock = self._lock(request, self._names(request, args, kwargs))
             section = Section(lock)
@@ -223,7 +225,9 @@ class LockedCall:
                     if aliases:
                         # acquire, BEGIN, body, check, COMMIT, release: the next owner must read the committed rows.
                         # See docs/transactions.md.
-                        result = in_transactions(aliases, partial(self._call_owned, lock, args, kwargs))
+                        with in_transactions(aliases):
+                            result = self._call(lock, args, kwargs)
+                            ensure_owned((*AROUND.get(), lock))
                         section.is_committed = open_database() is None
                     else:
                         result = self._call(lock, args, kwargs)
@@ -264,12 +268,6 @@ class LockedCall:
             return _checked(self.func(*args, **kwargs))
         finally:
             AROUND.set(around)
-
-    def _call_owned(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same inside a transaction, which is rolled back if a lock around it is no longer held."""
-        result = self._call(lock, args, kwargs)
-        ensure_owned((*AROUND.get(), lock))
-        return result
 
     def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:
         if self._constant is not None:

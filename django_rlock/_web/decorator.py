@@ -124,14 +124,11 @@ def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., A
             with _outer_transactions_kept():
                 return view(request, *args, **kwargs)
         aliases = databases("auto", True, left_out)
-
-        def call() -> Any:
+        with in_transactions(aliases):
             response = view(request, *args, **kwargs)
             if aliases:
                 ensure_owned(AROUND.get())
             return response
-
-        return in_transactions(aliases, call)
 
     left_out = mark(locked_or_not)
     return locked_or_not
