@@ -95,10 +95,9 @@ def guarded(
 ) -> Callable[..., object]:
     """An ``__exit__`` for one statement. It calls ``act`` if it is dropped before it has run. ``exit_block`` gets the
     ``owner`` of the block, if there is one.
-
-    While it runs no frame refers to it, so no traceback keeps it alive.
     """
     number = next(_numbers)
+    # A partial, because no frame refers to it while it runs: no traceback keeps it alive.
     made = partial(_leave, number, exit_block, block, owner)
     _guards[number] = ref(made, partial(_when_dropped, act, number))
     return made

@@ -90,9 +90,9 @@ class SingleInstance:
 def start(function: Callable[..., object], *args: Any, name: str | None = None) -> None:
     """Run ``function`` in a daemon thread. Raises RuntimeError when no thread is left, or at the interpreter's exit.
 
-    ``Thread.start()`` would take a mutex shared by all threads of the process. Only long-lived threads get a ``name``,
-    because it registers them with ``threading``, which never forgets such threads.
+    Only long-lived threads get a ``name``: it registers them with ``threading``, which never forgets such threads.
     """
+    # Not by Thread.start(), which takes a mutex shared by all threads of the process.
     _thread.start_new_thread(function if name is None else _run_named, args if name is None else (name, function, args))
 
 
@@ -142,15 +142,13 @@ class Call:
 
 
 class Alive:
-    """Counts the added objects that still exist.
-
-    A WeakSet removes objects by Python code, in which a signal's exception would be swallowed and the object counted
-    forever. Here each change is one call into C.
-    """
+    """Counts the added objects that still exist."""
 
     __slots__ = ("_refs",)
 
     def __init__(self) -> None:
+        # A WeakSet removes objects by Python code: a signal's exception would be swallowed there, and the object be
+        # counted forever. Here each change is one call into C.
         self._refs: set[weakref.ref[object]] = set()
 
     def add(self, each: object) -> None:
@@ -164,8 +162,7 @@ class Alive:
 
 
 class WeakTable(Generic[T]):
-    """Maps objects to values; an entry disappears with its object. As with ``Alive``, each change is one call into
-    C."""
+    """Maps objects to values; an entry disappears with its object. Each change is one call into C, as in ``Alive``."""
 
     __slots__ = ("_values",)
 
@@ -260,18 +257,15 @@ _set_result = methodcaller("set_result", None)
 
 
 class Sleep:
-    """A sleep of the running task, which ``end`` ends, in its loop; or ``end_after``, which takes an argument.
-
-    A loop logs an exception that a signal's handler raises inside a callback, and continues; the task would keep
-    sleeping. So both are made of functions written in C, which no exception cuts short, unlike callbacks of ours, or
-    asyncio's in sleep(), wait() and gather().
-    """
+    """A sleep of the running task. ``end``, called in the task's loop, ends it; ``end_after`` takes an argument."""
 
     __slots__ = ("_future", "end", "end_after")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._future: asyncio.Future[None] = loop.create_future()
-        # The first call sets the future's result, unless it is done; next() returns its second argument afterwards.
+        # Functions written in C, which no signal handler interrupts, unlike the callbacks in asyncio's sleep(), wait()
+        # and gather(): a loop logs what a callback raises, and the task would sleep on. The first call sets the result
+        # of the future, unless it is done; next() returns its second argument afterwards.
         ended = map(_set_result, filterfalse(_is_done, [self._future]))
         self.end: Callable[[], object] = partial(next, ended, None)
         self.end_after: Callable[[object], object] = partial(next, ended)
@@ -292,10 +286,9 @@ async def sleep(seconds: float) -> None:
 
 
 class LoopEvent:
-    """Wakes the one task that waits for it, from any thread. It stays set until that task has woken.
+    """Wakes the one task that waits for it, from any thread. It stays set until that task has woken."""
 
-    asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
-    """
+    # asyncio.Event takes a mutex of all loops when a task first waits for it, and a signal may leave that locked.
 
     __slots__ = ("_loop", "_sleep", "is_set")
 

@@ -35,7 +35,7 @@ _LOOK_AGAIN = 0.1
 class Slot(Protocol):
     """Takes the reply to a command, or the exception in place of one; an asyncio future is a slot.
 
-    An exception is a result as well, since asyncio complains of one that is not retrieved, as by a task that has left.
+    An exception is set as a result, too: asyncio logs an exception that nobody retrieves, as after a cancellation.
     """
 
     def done(self) -> bool:

@@ -227,7 +227,7 @@ class TaskBinding:
         raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
 
     async def _ask_by_source(self, connection: TaskConnection, call: ScriptCall, limit: float) -> Any:
-        """Send a call over the same connection with its script, as in ``threads``."""
+        """Send a call over the same connection with its script, as in ``pool``."""
         call.sends += 1
         nonce = next_nonce()
         reply = await connection.ask(pack(call, nonce, with_source=True), (nonce, call.script), limit)

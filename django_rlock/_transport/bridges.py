@@ -44,7 +44,7 @@ _PLUMBING = (
     *(str(each.__file__) for each in (contextlib, queue, selectors, threading)),
     str(Path(__file__).parents[1]),
 )
-"""The text for a thread or a task without a line of code."""
+"""The beginnings of the files whose lines are not shown: those of Python's and asgiref's bridges, and our own."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """Of faulthandler."""
@@ -54,7 +54,7 @@ _POOLS = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concur
 _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
 """Callbacks by which asyncio links a future to the future that it stands for."""
 _RESULT = "_chain_future.<locals>._call_set_state"
-"""That by which asyncio hands the result of a task to the future that stands for it."""
+"""The callback by which asyncio passes the result of a task to the future that stands for it."""
 _MOST_DUMPED = 100
 """The number of threads whose stacks faulthandler shows."""
 
@@ -62,7 +62,7 @@ _IN_RESULT = [
     [(str(threading.__file__), "wait"), (str(concurrent.futures._base.__file__), function)]  # noqa: SLF001
     for function in ("result", "exception")
 ]
-"""The innermost calls of a thread that waits for a future, the files and functions."""
+"""The files and functions of the innermost calls of a thread that waits for a future."""
 _UNLIMITED = "waiter.acquire()"
 """The line of threading at which a thread waits without a limit."""
 _LOOKS, _PAUSE = 100, 0.001
@@ -355,7 +355,7 @@ _METHODS = f"{__package__}.calls", f"{__package__.partition('.')[0]}.locks."
 
 
 class Job:
-    """One job of a pool. ``at_end`` are functions that are called when it has ended: in its thread, if the pool tells.
+    """One job of a pool. ``at_end`` are the functions to call at its end: in its thread, if the pool reports the end.
 
     ``key`` is the job's future, which reports its end; without a future it is unique among the thread's jobs, and
     ``loop`` is the frame of the function that runs these jobs. ``is_of_request`` is whether the thread works for one
@@ -381,7 +381,7 @@ class Job:
 
     @property
     def is_left(self) -> bool:
-        """Whether its thread has gone on, to wait for the next job or to execute it, and the pool does not tell."""
+        """Whether its thread waits for the next job or executes it, and the pool does not report ends."""
         loop = self._loop
         return loop is not None and not self.is_over and self.key != _progress(loop)
 
@@ -398,9 +398,9 @@ class Job:
 
 
 def running_job(owner: Owner) -> Job | None:
-    """The job of a pool that the running thread, an owner, works on; a former one, whose end nobody told, is ended.
+    """The job of a pool that the running thread, an owner, works on. A former job whose end was not reported is ended.
 
-    Raises RuntimeError if the job is nothing but the call of a lock's method.
+    Raises RuntimeError if the job consists of the call of a lock's method alone.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_METHODS):
@@ -439,6 +439,6 @@ def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType 
 
 
 def _progress(loop: FrameType) -> object:
-    """A value that differs for each job of a pool's thread, for what initializes the thread, and while it has no job:
-    the instruction, and the number of jobs or anyio's future."""
+    """A value that differs between the jobs of a pool's thread, its initialization and the time without a job: the
+    position in the loop, and the number of jobs or anyio's future."""
     return loop.f_lasti, _local(loop, "completed"), _local(loop, "future")

@@ -116,7 +116,7 @@ class PlainNode:
             try:
                 replies += await self._exchange_slice(calls[start : start + SLICE])
             except (RedisError, OSError) as error:
-                # The next slices would have to wait in vain, too.
+                # The other slices would wait in vain, too.
                 return replies + [unavailable(call.name, error, call.noun) for call in calls[start:]]
         return replies
 
@@ -328,8 +328,8 @@ class ConfirmingNode:
 
 
 class Division:
-    """Whether a server divides its keys into slots, as a cluster behind one address does: then the keys of a command
-    must share one. The server's first refusal tells.
+    """Whether a server divides its keys into slots, as a cluster behind one address does. Then all keys of a command
+    must be in one slot. The server's first refusal shows it.
     """
 
     def __init__(self) -> None:

@@ -463,8 +463,7 @@ class ThreadBinding:
 class BackgroundBinding(ThreadBinding):
     """The binding of the package's own threads, which connect directly, because no signal interrupts them.
 
-    No caller waits for them. So connecting and each reply have limits of their own, those of the server: however long
-    it took to connect and to try before, a reply has its time.
+    Connecting and each reply have the server's own limits, because no caller waits for these threads.
     """
 
     async def exchange(self, server: Server, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
@@ -475,10 +474,9 @@ class BackgroundBinding(ThreadBinding):
 
 
 def _ask_by_source(connection: Connection, call: ScriptCall, limit: float) -> list[Any]:
-    """Send a call over the same connection with its script, which the server said that it does not have.
-
-    That error echoed no nonce. If it was another command's, the next reply is that to the first call, and so is stale.
-    """
+    """Send a call over the same connection with its script, which the server said that it does not have."""
+    # That error echoes no nonce, so it may belong to another command. Then the next reply is the one to the first call,
+    # whose nonce is another one, and it is refused.
     call.sends += 1
     nonce = next_nonce()
     left = max(connection.used_at + limit - monotonic(), SHORTEST)
