@@ -209,6 +209,8 @@ def test_list_is_watched_until_it_is_interrupted(redis_client: redis.Redis) -> N
         (["--watch", "0"], "--watch: must be a number of seconds from 0.1, not '0'"),
         (["--watch", "--format", "json"], "--watch shows a table"),
         (["--queued", "--watch", "--format", "json"], "--watch shows a table"),
+        (["--queued", "--host", "web-0"], "--queued lists messages, which have no holder: leave out --host."),
+        (["--queued", "--older-than", "5"], "--queued lists messages, which have no holder: leave out --older-than."),
         (["--watch", "--using", "nowhere"], "RLOCK has no alias 'nowhere'"),
     ],
 )
@@ -389,6 +391,13 @@ def test_release_without_a_choice_is_refused(redis_client: redis.Redis) -> None:
     message = "Name the locks: NAME, --pattern, --owner, --host, --dead or --queue."
     assert fails("rlock_release", "--no-input")[:2] == (USAGE, message)
     assert redis_client.exists("rlock:stock:0")
+
+
+@pytest.mark.parametrize("option", [["--host", "web-0"], ["--owner", "x"], ["--dead"]], ids=str)
+def test_release_of_a_queue_is_refused_with_conditions_on_holders(option: list[str]) -> None:
+    """Queued messages have no holders: all messages of the queue would lose their reservations."""
+    status, message, _ = fails("rlock_release", "--queue", "celery", *option, "--no-input")
+    assert (status, message) == (USAGE, f"--queue is about messages, which have no holder: leave out {option[0]}.")
 
 
 def test_release_refuses_rather_than_hangs_without_a_terminal(redis_client: redis.Redis) -> None:

@@ -100,6 +100,10 @@ class Command(BaseCommand):
     def _list_queued(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         if format == "csv":
             raise CommandError("--queued has no --format csv.", returncode=USAGE)
+        about_holders = [f"--{name.replace('_', '-')}" for name in ("host", "older_than") if options[name]]
+        if about_holders:
+            text = f"--queued lists messages, which have no holder: leave out {', '.join(about_holders)}."
+            raise CommandError(text, returncode=USAGE)
         try:
             check_usage(options["using"])
             found, errors = find_queued(options["using"], pattern=options["pattern"])

@@ -116,6 +116,10 @@ class Command(BaseCommand):
     def _check_usage(self, options: dict[str, Any], *, ask: bool) -> None:
         if not any(options[name] for name in ("names", "owner", "dead", "host", "pattern", "queue")):
             raise CommandError("Name the locks: NAME, --pattern, --owner, --host, --dead or --queue.", returncode=USAGE)
+        about_holders = [f"--{name}" for name in ("owner", "host", "dead") if options[name]]
+        if options["queue"] is not None and about_holders:
+            text = f"--queue is about messages, which have no holder: leave out {', '.join(about_holders)}."
+            raise CommandError(text, returncode=USAGE)
         if ask and not (sys.stdin and sys.stdin.isatty()):
             raise CommandError("There is no terminal to ask on: add --no-input, or --dry-run.", returncode=USAGE)
 
