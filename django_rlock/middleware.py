@@ -60,6 +60,7 @@ class LockMiddleware:
                 response: HttpResponseBase = await self.get_response(request)
                 return response
             finally:
+                # The look-up is cheap; a switch to a thread is not.
                 if HOLDS.under(about):
                     await _arelease_left(about)
                     # A sync view ran in the thread that asgiref keeps for this request.
@@ -93,6 +94,7 @@ def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner
     The task matters under WSGI, where an async view runs in a task of its own.
     """
     for hold in HOLDS.under(about):
+        # The end of a transaction around the request releases the others.
         left = hold.count - given_back_later(hold.key)
         if left > 0 and (hold.owner is owner or hold.owner.ended):
             _tell_left(hold, about)

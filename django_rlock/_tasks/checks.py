@@ -57,6 +57,7 @@ def _import_tasks() -> None:
     """Import the tasks that the project's app discovers, as a worker does when it starts."""
     from celery import current_app
 
+    # The project's tasks are registered only when they are imported, and manage.py may have imported none.
     loader: Any = current_app.loader
     if loader.worker_initialized:
         return  # it is importing them

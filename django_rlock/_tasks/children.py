@@ -124,6 +124,7 @@ class _Child:
         self.notes: list[Note] = []
 
     def _connect(self, parent: _Parent, file: int) -> None:
+        # Only this process has the writing end, so the parent's copy of the reading end tells when this process ends.
         reader, self._writer = os.pipe()
         try:
             socket.send_fds(parent.childrens, [client_id().encode()], [reader, file])
@@ -145,6 +146,7 @@ class _Child:
             start = _HALVES[half]
             self._mapped[start : start + len(text)] = text
             self._half = half
+        # Last, and by one byte: a child that dies before it leaves the former half valid.
         self._mapped[0] = half
 
 

@@ -84,10 +84,8 @@ class Naming:
         return names[0]
 
     def check(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise KeyTemplateError, in the process that sends a message, when its key cannot be made.
-
-        A key function is only called where the task runs, because it may need data that exists only there.
-        """
+        """Raise KeyTemplateError, in the process that sends a message, when its key cannot be made."""
+        # A key function may need data that exists only where the task runs.
         if self._function is None:
             self._from_arguments(task, args, kwargs, _NO_ID)
 
@@ -179,6 +177,7 @@ def _canonical(values: Values, serializer: str) -> str:
 
 def _received(values: Values, serializer: str) -> str:
     """The JSON of values after they have been in a message."""
+    # A sender has a tuple or a date where the worker gets a list or a text. Both must make the same key.
     with suppress(Exception):  # each serializer has its own errors; a plain call may have values that it cannot send
         content_type, encoding, payload = serialization.dumps(values, serializer)
         if content_type == "application/json":

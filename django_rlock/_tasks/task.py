@@ -121,6 +121,7 @@ class TaskOptions:
         }
         return cls(
             naming=Naming(task),
+            # The default is 0, which for "wait" means to wait without limit.
             wait_time=wait_time or None if on_locked == "wait" else wait_time,
             lease_time=of_lock["lease_time"],
             of_lock={name: value for name, value in of_lock.items() if value is not None},
@@ -166,6 +167,7 @@ class TaskOptions:
 
     def delay(self, retries: int) -> float:
         """How long to wait before the next retry, in seconds, after a number of retries."""
+        # The exponent is limited, because a float overflows at 2 ** 1024.
         return min(self.retry_max_delay, self.retry_delay * 2.0 ** min(retries, 64))
 
     def wait_time_without_message(self, is_eager: bool) -> float | None:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import CoroutineType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -29,8 +29,6 @@ from django_rlock.settings import AliasSettings, get_settings
 
 # --- transactions -----------------------------------------------------------------------------------------------------
 
-# Transactions inside the lock: acquire, BEGIN, body, COMMIT, release.
-#
 # Django's ATOMIC_REQUESTS opens the transaction outside a view's decorators. So a lock taken by a decorator would be
 # released before COMMIT, and the next owner would read the old rows. Therefore the decorator makes Django open no
 # transaction, and opens the transaction itself. docs/transactions.md explains this for users.
@@ -38,7 +36,6 @@ from django_rlock.settings import AliasSettings, get_settings
 logger = logging.getLogger("django_rlock.web")
 
 Atomic = bool | Literal["auto"]
-T = TypeVar("T")
 
 _MARK = "_non_atomic_requests"  # Django's own, see transaction.non_atomic_requests
 
@@ -141,8 +138,6 @@ def warn_once(func: Callable[..., Any], alias: str, is_view: bool) -> None:
 
 # --- locked calls -----------------------------------------------------------------------------------------------------
 
-# One call under a lock: acquire, BEGIN, body, check, COMMIT, release; and the result if one of them fails.
-
 Naming = Callable[..., str | Iterable[str]]
 """Returns the name of the lock, or several names, from the arguments of the call."""
 Names = tuple[tuple[str, str], ...]
@@ -232,6 +227,7 @@ class LockedCall:
                     else:
                         result = self._call(lock, args, kwargs)
                     if request is not None:
+                        # A streaming response, or a response that is not rendered yet, releases its lock itself.
                         section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
                 return self._failed(error, section, request, args, kwargs)
@@ -260,10 +256,11 @@ class LockedCall:
 
     def _call(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function. A decorator below that opens the transactions gets the locks around it, to check them."""
-        if not self.encloses and not AROUND.get():
-            return _checked(self.func(*args, **kwargs))
         around = AROUND.get()
+        if not self.encloses and not around:
+            return _checked(self.func(*args, **kwargs))
         try:
+            # What the body calls opens transactions of its own, so the locks are passed on to the next decorator only.
             AROUND.set((*around, lock) if self.encloses else ())
             return _checked(self.func(*args, **kwargs))
         finally:
@@ -359,6 +356,7 @@ class LockedCall:
         on_locked = self.options.on_locked
         if on_locked == "raise":
             raise error
+        # A LockTimeoutError of the body is about a lock that the body takes.
         if on_locked is not None and isinstance(error, LockTimeoutError) and not section.is_entered:
             if callable(on_locked):
                 return on_locked(error, *args, **kwargs)
@@ -366,6 +364,7 @@ class LockedCall:
         if request is None:
             raise error
         response = answer(request, error, using=self.options.using, status=self.options.status)
+        # An open transaction is around the lock. Django would commit it, because it sees no error.
         roll_back_open()
         return response
 

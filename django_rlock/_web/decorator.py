@@ -149,8 +149,6 @@ def _outer_transactions_kept() -> Iterator[None]:
 
 # --- decorators -------------------------------------------------------------------------------------------------------
 
-# ``@distributed_lock``: functions and views that run under a lock.
-
 F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V", bound=Callable[..., HttpResponseBase | Coroutine[Any, Any, HttpResponseBase]])
 P = ParamSpec("P")

@@ -48,6 +48,7 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
     It is Django's request, or Django REST framework's wrapper around it.
     """
+    # Most views get the request by position; a caller in the project's own code may pass it by name.
     for candidate in (*args[:2], kwargs["request"]) if "request" in kwargs else args[:2]:
         if isinstance(candidate, HttpRequest) or django_request(candidate) is not None:
             return candidate
@@ -76,6 +77,7 @@ def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
     The user is named only if it has been loaded already, because a report is not worth a query.
     """
     request, outer = plain_request(request), context.get()
+    # The middleware has named the request, perhaps before the user was loaded.
     if outer is not None and "route" in outer:
         outer.update(_user(request))
         return nullcontext(outer)
@@ -94,8 +96,6 @@ def _user(request: HttpRequest) -> dict[str, str]:
 
 
 # --- urlconf ----------------------------------------------------------------------------------------------------------
-
-# The project's URLconf.
 
 
 def import_views() -> None:
