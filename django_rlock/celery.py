@@ -254,9 +254,7 @@ def _stores_errors(task: LockedTask[..., Any]) -> bool:
     return not vars(task.request).get(SENT_AGAIN)
 
 
-@worker_init.connect(weak=False)
-def _tell_worker(**_: Any) -> None:
-    check_worker()
+worker_init.connect(check_worker, weak=False)
 
 
 # --- the lock around a body -------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def check_tasks(**_: Any) -> list[CheckMessage]:
     return _found() if "django_rlock.celery" in sys.modules else []
 
 
-def check_worker() -> None:
+def check_worker(**_: Any) -> None:
     """Log the problems in a worker that has imported its tasks: Celery runs the checks, but does not show their
     messages."""
     if not os.environ.get(_SKIP):

@@ -49,13 +49,7 @@ from django_rlock.exceptions import LockUnavailableError
 
 logger = logging.getLogger("django_rlock.celery")
 
-_TYPES: Mapping[str, Any] = {
-    RETRIES: int,
-    COPY: int,
-    WAITED: int | float,
-    RECEIVED: object,
-    CONTENT_TYPE: object,
-}
+_TYPES: Mapping[str, Any] = {RETRIES: int, COPY: int, WAITED: int | float, RECEIVED: object, CONTENT_TYPE: object}
 """The types of our headers' values. A broker may keep the two last ones, which are set anew."""
 _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The worker's requests of messages with reservations, by their ids: some of Celery's signals lack the request."""
@@ -76,9 +70,8 @@ def _drop_foreign(headers: dict[str, Any], task_id: str) -> None:
     """Drop headers that are called like ours, and that no sender makes: the run would trust them."""
     for name in [each for each in headers if each.startswith("rlock_") and not _is_ours(each, headers[each])]:
         del headers[name]
-        log(
-            logger, logging.WARNING, "Header %s of message %s is ignored: no sender makes such a header.", name, task_id
-        )
+        text = "Header %s of message %s is ignored: no sender makes such a header."
+        log(logger, logging.WARNING, text, name, task_id)
 
 
 def _is_ours(name: str, value: Any) -> bool:

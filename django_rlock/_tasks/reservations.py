@@ -311,7 +311,8 @@ def send_once(
     headers: Mapping[str, Any] = options.get("headers") or {}
     if RESERVATION in headers:
         return sent(_send_again(task, headers[RESERVATION], task_id, _queue_of(task, args, options), options, send))
-    if _was_sent_before(options, headers) or _is_of_a_canvas(task, options):
+    # A message that is sent again is always sent, even if its first sender made no reservation.
+    if options.get("retries") or TOKEN in headers or _is_of_a_canvas(task, options):
         return sent(send(task_id=task_id, **options))
     reservation = Reservation(task, lock_name(), task_id, uuid.uuid4().hex)
     replaces = on_queued if on_queued in {"earlier", "replace"} else ""
@@ -374,11 +375,6 @@ def _queue_of(
         return ""
     queue = routed.get("queue") or routed.get("routing_key") or ""
     return str(getattr(queue, "name", queue))
-
-
-def _was_sent_before(options: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
-    """Whether a message without a reservation is sent again."""
-    return bool(options.get("retries")) or TOKEN in headers
 
 
 def _is_of_a_canvas(task: AbstractTask[..., Any], options: Mapping[str, Any]) -> bool:
