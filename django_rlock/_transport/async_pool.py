@@ -25,7 +25,7 @@ from django_rlock._transport.calls import SHORTEST, ScriptCall, next_nonce, pack
 from django_rlock._transport.cluster import Address
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
 from django_rlock._transport.identity import task_owner
-from django_rlock._transport.pool import ConnectionWait, Server, let_go
+from django_rlock._transport.pool import LOOK_AGAIN, ConnectionWait, Server, let_go
 from django_rlock._transport.servers import server as server_of
 from django_rlock._transport.servers import when_left
 
@@ -34,9 +34,6 @@ T = TypeVar("T")
 _MOST_HELPERS = 8
 """How many threads of a process call functions for tasks, at most."""
 _helpers: Owned[threads.Helpers] = Owned("drivers", partial(threads.Helpers, _MOST_HELPERS), outlives_settings=True)
-
-_LOOK_AGAIN = 0.05
-"""How often a task checks for a free connection by itself, in seconds."""
 
 
 class LoopConnections:
@@ -168,10 +165,14 @@ async def take_connection(server: Server, limit: float) -> Connection:
 async def _await(server: Server, wait: ConnectionWait, event: LoopEvent, until: float) -> Connection:
     while True:
         opens = server.ask_for(wait)
+        # Again, since a connection that was returned before the wait was queued has woken nobody.
+        connection = server.take_idle()
+        if connection is not None:
+            return connection
         left = until - monotonic()
         if left <= 0:
             raise server.none_in_time(opens)
-        await event.wait(left if opens else min(left, _LOOK_AGAIN))
+        await event.wait(left if opens else min(left, LOOK_AGAIN))
         wait.check()
         connection = server.take_idle()
         if connection is not None:

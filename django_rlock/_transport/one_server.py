@@ -26,6 +26,7 @@ from django_rlock._redis.scripts import OK
 from django_rlock._transport.calls import (
     ASKING,
     UNLIMITED,
+    Caller,
     Driver,
     Listening,
     RetryingTopology,
@@ -40,7 +41,6 @@ from django_rlock._transport.calls import (
     unavailable,
 )
 from django_rlock._transport.connection import Expected, reply_error
-from django_rlock._transport.identity import Owner
 from django_rlock._transport.pool import Server
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.settings import AliasSettings
@@ -54,17 +54,8 @@ SLICE = 20
 """How many calls a background thread sends together. Between two slices other threads can run."""
 
 
-class Binding(Protocol):
-    """The caller: its owner, how it sleeps, and how it exchanges commands with a server."""
-
-    def owner(self) -> Owner:
-        """The owner on whose behalf the current thread or task calls."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep."""
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a blocking function without blocking an event loop."""
+class Binding(Caller, Protocol):
+    """How callers exchange commands with a server."""
 
     async def gather(self, coros: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         """Run coroutines concurrently, because each may wait for another server, and return their results."""

@@ -48,7 +48,7 @@ FRESH = 1.0
 """A connection used within this time is assumed to be alive, in seconds."""
 KEEP_IDLE = 60.0
 """How long an unused connection is kept, in seconds."""
-_LOOK_AGAIN = 0.05
+LOOK_AGAIN = 0.05
 """How often a caller checks for a free slot by itself, in seconds: the thread that should wake it may have been
 interrupted."""
 
@@ -125,7 +125,7 @@ class Server:
             left = until - monotonic()
             if left <= 0:
                 raise self.none_in_time(opens)
-            event.wait(left if opens else min(left, _LOOK_AGAIN))
+            event.wait(left if opens else min(left, LOOK_AGAIN))
             wait.check()
             connection = self.take_idle()
             if connection is not None:
