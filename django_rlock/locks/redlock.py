@@ -44,15 +44,13 @@ class Acquire(QuorumCall):
     """
 
     fresh = NO_PROPOSAL
-    repeatable = False
+    vote_for = OK
+    repeatable = False  # its undo makes the nodes refuse the owner from then on
 
     def __init__(self, *args: Any, valid_for: float, fencing: bool, **options: Any) -> None:
         super().__init__(*args, **options)
         self.valid_for = valid_for
         self.fencing = fencing
-
-    def is_vote_for(self, reply: list[Any]) -> bool:
-        return bool(reply[1] == OK)
 
     def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
         if reply[1] != OK:
@@ -60,7 +58,7 @@ class Acquire(QuorumCall):
         return _doubted(self, node, _mark_in(reply), voting) or reply
 
     async def over(self, voting: VotingRound) -> list[Any]:
-        valid_until = self.sent_at + self.valid_for
+        valid_until = self.sent_at + self.valid_for  # no node can have begun the lease before it was asked
         if self.fencing:
             self.fresh = voting.nodes.proposals.next(self.sent_at)
         grants = await voting.ask(self, until=self.sent_at + voting.nodes.timeout)
@@ -70,6 +68,7 @@ class Acquire(QuorumCall):
             token = await self._fence(grants, voting)
             if token is not None and valid_until - voting.now() >= self.lease * MIN_VALIDITY:
                 return [b"", OK, token] if self.fencing else [b"", OK]
+        # On all nodes: one that has not replied may have granted it, and would refuse others until the lease ends.
         await voting.undo_everywhere(self, grants)
         if grants.out_of_reach:
             raise voting.not_reached(self, grants)
@@ -135,9 +134,7 @@ class AcquireAgain(QuorumCall):
     """Takes a lock again for the owner that holds it: OK, or LOST when no quorum has it."""
 
     fresh = NO_PROPOSAL
-
-    def is_vote_for(self, reply: list[Any]) -> bool:
-        return bool(reply[1] == OK)
+    vote_for = OK
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
@@ -204,7 +201,7 @@ class Release(QuorumCall):
         return await self.settle(votes, voting)
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
-        if len(votes.answered) < votes.quorum:
+        if not votes.is_executed:
             raise voting.not_reached(self, votes)
         if votes.errors:
             voting.reap(self, votes.errors)
@@ -225,7 +222,7 @@ class Poll(QuorumCall):
         return await self.settle(await voting.send_to_all(self), voting)
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
-        if len(votes.answered) < votes.quorum:
+        if not votes.is_executed:
             raise voting.not_reached(self, votes)
         return [b"", *self.outcome(votes)]
 

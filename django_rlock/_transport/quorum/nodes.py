@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_demotion, is_down
 from django_rlock._core.process import owned_table
+from django_rlock._core.redis_py import server_error
 from django_rlock._core.text import reason_of, redacted
 from django_rlock._transport.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply
 from django_rlock._transport.pool import Server
-from django_rlock._transport.quorum.votes import WHO_ARE_YOU, NodeDownError, Proposals, QuorumCall, Restarts, run_id_in
+from django_rlock._transport.quorum.votes import NodeDownError, Proposals, QuorumCall, Restarts
 from django_rlock._transport.servers import Purpose, connect_within, server
 from django_rlock.settings import get_settings, server_aliases
 
-ASK_WHO_IT_IS = pack_command(*WHO_ARE_YOU)
+ASK_WHO_IT_IS = pack_command("INFO", "server")
 """The command whose reply ``NodeSet.meet`` takes."""
 
 LOOK_AGAIN = 0.5
 """How often a connection to a node that is down is tried, in seconds."""
+
+
+def run_id_in(info: Any) -> str:
+    """A server's run id, from its reply to ``ASK_WHO_IT_IS``. Raises redis-py's errors."""
+    if isinstance(info, ErrorReply):
+        raise server_error(str(info))
+    text = info.decode(errors="replace") if isinstance(info, bytes) else str(info)
+    run_id = re.search(r"run_id:(\w+)", text)
+    if run_id is None:
+        raise RedisConnectionError("The server does not report its run id.")
+    return run_id[1]
 
 
 class NodeSet:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.errors import ends_connection
-from django_rlock._core.redis_py import server_error
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import Argument, Prepared, ScriptCall
-from django_rlock._transport.connection import ErrorReply
 from django_rlock.exceptions import QuorumNotReachedError
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -29,19 +26,6 @@ from django_rlock.exceptions import QuorumNotReachedError
 class NodeRestartedError(RedisError):
     """A node has lost data, and has no vote until the leases that it may have forgotten have expired."""
 
-
-def run_id_in(info: Any) -> str:
-    """A server's run id, from its reply to WHO_ARE_YOU. Raises redis-py's errors."""
-    if isinstance(info, ErrorReply):
-        raise server_error(str(info))
-    text = info.decode(errors="replace") if isinstance(info, bytes) else str(info)
-    run_id = re.search(r"run_id:(\w+)", text)
-    if run_id is None:
-        raise RedisConnectionError("The server does not report its run id.")
-    return run_id[1]
-
-
-WHO_ARE_YOU = "INFO", "server"
 
 UNMARKED = b"", math.inf
 
@@ -113,9 +97,8 @@ class Restarts:
 
 # --- proposals --------------------------------------------------------------------------------------------------------
 
-# The fencing token that a client proposes to the nodes, so that they agree on one token in a single round.
-#
-# docs/architecture.md, under "RedLock's token", shows why a wrong proposal never breaks the order of tokens.
+# The fencing token that a client proposes, so that the nodes agree on one in a single round: see docs/architecture.md,
+# "RedLock's token".
 
 AHEAD = 100_000
 """How far a node lets a proposal be ahead of its clock, in µs; ``token.lua`` has the same."""
@@ -152,11 +135,6 @@ class Proposals:
 
 
 # --- votes ------------------------------------------------------------------------------------------------------------
-
-# A call that goes to N independent nodes, and their votes on it.
-#
-# What the votes mean depends on the call (``calls``). The nodes are reached through a ``Session``, of which
-# threads, asyncio tasks and the tests' simulator each have their own.
 
 _GRACE = 0.001
 
@@ -251,7 +229,7 @@ class VoteTally:
     def __init__(self, call: QuorumCall, size: int) -> None:
         self.call = call
         self.size = size
-        self.quorum = size // 2 + 1
+        self.quorum = size // 2 + 1  # any two share a node, which has one owner at a time
         self.yes: dict[int, list[Any]] = {}
         self.no: dict[int, list[Any]] = {}
         self.errors: dict[int, Exception] = {}
@@ -259,7 +237,7 @@ class VoteTally:
 
     def add(self, node: int, reply: list[Any] | Exception) -> None:
         """Record a vote; only the first one of a node counts."""
-        if node not in self.unheard:
+        if node not in self.unheard:  # it was asked again, and has one vote
             return
         if isinstance(reply, Exception):
             self.errors[node] = reply
@@ -308,6 +286,8 @@ class QuorumCall(ScriptCall):
 
     repeatable = True
     """Whether it may be sent again under the same owner name, while the caller has time."""
+    vote_for: bytes | int = 1
+    """What the reply of a node that votes for it begins with, after the nonce."""
     grace = 0.0
     """How much longer than the caller's time it may be retried, in seconds."""
 
@@ -327,7 +307,7 @@ class QuorumCall(ScriptCall):
         self.undo = undo
 
     def is_vote_for(self, reply: list[Any]) -> bool:
-        return bool(reply[1] == 1)
+        return bool(reply[1] == self.vote_for)
 
     def lasting(self) -> QuorumCall:
         """A variant of an undo, for a call that may arrive late: nodes refuse that one while it could hold the lock."""
@@ -406,7 +386,7 @@ class VotingRound:
             self._count(answer)
             if not tally.unheard:
                 return True
-            if until == latest and tally.is_executed:
+            if until == latest and tally.is_executed:  # a node that is down must not delay each release by its timeout
                 until = min(until, 2 * self.now() - started + _GRACE)
                 session.end_by(until)
             return False
