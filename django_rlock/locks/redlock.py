@@ -303,6 +303,9 @@ def _lasting(pttl: int) -> float:
 
 ROUNDING = 0.002
 """Subtracted from the lease in addition to the clocks' drift, in seconds: servers count whole milliseconds."""
+REFUSED = 10.0
+"""How long nodes refuse an owner that has released, in seconds: longer than a server stalls without losing connections.
+A node that has not replied yet may execute the acquire after the release, if they came over two connections."""
 _BACKOFF = 0.005, 0.5
 
 
@@ -345,7 +348,7 @@ class Majority(Kind["RedLock"]):
 
     def release(self, lock: RedLock, owner_id: str, left: int, lease: float) -> Release:
         all_keys = lock.key, keys.redisson_channel(lock.key), keys.tombstone_key(lock.key, owner_id)
-        refused = milliseconds(2 * settings_of(lock.using).node_timeout)
+        refused = milliseconds(max(REFUSED, 2 * settings_of(lock.using).node_timeout))
         args = (owner_id, left, milliseconds(lease), refused)
         return Release(lock.name, scripts.REDLOCK_RELEASE, all_keys, args, lease=lease)
 
@@ -428,7 +431,7 @@ class RedLock(BaseLock):
     shorter than twenty times NODE_TIMEOUT, and for acquiring with ``owner=``: each attempt needs a new name, so
     ``owner=`` can only be used to release or extend a hold.
 
-    State on each server: as FencedLock's, and ``rlock_tombstone:{key}:owner`` for a short time after each release.
+    State on each server: as FencedLock's, and ``rlock_tombstone:{key}:owner`` for ten seconds after each release.
     The algorithm is Redis's Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
     """
 

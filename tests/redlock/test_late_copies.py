@@ -55,6 +55,21 @@ async def test_tombstones_are_short_where_nothing_may_come_late(binding, nodes, 
     assert not any(map(is_remembered, nodes[:3]))
 
 
+async def test_an_attempt_is_refused_for_longer_than_a_server_stalls(binding, nodes):
+    """A node's release and its late acquire may come over two connections; NODE_TIMEOUT is 50 ms by default."""
+    lock = RedLock("x", using="quorum")
+    assert await binding.acquire(lock)
+    await binding.release(lock)
+    await binding.until(lambda: all(map(is_refused, nodes[:3])))
+
+
+def is_refused(server):
+    """Whether a node refuses all owners that have released for some seconds more."""
+    with server.client() as client:
+        left = [client.pttl(each) for each in client.scan_iter(TOMBSTONES)]
+    return left and min(left) > 5_000
+
+
 @pytest.mark.parametrize("what", ["enter", "inner release", "extend"])
 async def test_lease_that_was_prolonged_since_stays(binding, nodes, proxies, what):
     """A copy that comes late shortens it on no node; an extension's, once that is settled."""
