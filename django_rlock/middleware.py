@@ -13,10 +13,10 @@ from django.http.response import HttpResponseBase
 from django_rlock._core.callbacks import log
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.identity import Owner, task_owner, thread_owner
+from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._web.http import LOCK_ERRORS, answer, reported
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.transactions import given_back_later

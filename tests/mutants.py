@@ -13,7 +13,19 @@ import pytest
 
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
-from django_rlock.locks import attempt, counters, engine, fair, forced, groups, multi, plain, semaphore
+from django_rlock.locks import (
+    acquire,
+    attempt,
+    counters,
+    fair,
+    forced,
+    groups,
+    multi,
+    ownership,
+    plain,
+    release,
+    semaphore,
+)
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,7 +60,7 @@ def _users(function: Any) -> list[ModuleType]:
     """The modules that have a function under its name."""
     return [
         each
-        for each in (multi, groups, attempt, counters, engine, forced, semaphore)
+        for each in (multi, groups, attempt, acquire, release, ownership, counters, forced, semaphore)
         if getattr(each, function.__name__, None) is function
     ]
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from django.core.exceptions import SynchronousOnlyOperation
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
-from django_rlock._core import threads
+from django_rlock._core import process, threads
 from django_rlock._core.process import owned_table, remembered
 from django_rlock._core.redis_py import slot_of
 from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, Driver, pack_command, run_sync
 from django_rlock._transport.cluster import Address, Cluster, SlotMap
 from django_rlock._transport.connection import Connection
+from django_rlock._transport.identity import may_block_loops, running_loop
 from django_rlock._transport.listener import BoundListener, Listener, MakeWaiter, TaskWaiter, ThreadWaiter
 from django_rlock._transport.one_server import (
     Binding,
@@ -129,6 +132,39 @@ def sync_driver(using: str) -> Driver:
 def async_driver(using: str) -> Driver:
     """The driver for callers in asyncio tasks."""
     return threads.run_in_thread(_make, using, TASKS, "calls", async_driver, TaskWaiter)
+
+
+class OnAlias(Protocol):
+    """An object whose state is on an alias's server, such as a lock."""
+
+    using: str
+
+
+def blocking_driver(of: OnAlias) -> Driver:
+    """The blocking driver. Raises ImproperlyConfigured for a wrong alias; SynchronousOnlyOperation in an event loop,
+    unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
+    if os.getpid() != process.pid:
+        process.notice_fork()
+    driver = sync_driver(of.using)
+    if running_loop() is not None and not may_block_loops():
+        raise SynchronousOnlyOperation(
+            "A blocking method was called inside an event loop, which it would block. "
+            "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
+            "statement into a function that you call by sync_to_async()."
+        )
+    return driver
+
+
+def awaited_driver(of: OnAlias) -> Driver:
+    """The async driver. Raises ImproperlyConfigured for a wrong alias, RuntimeError outside asyncio."""
+    if os.getpid() != process.pid:
+        process.notice_fork()
+    if running_loop() is None:
+        raise RuntimeError(
+            "The async methods need a running asyncio event loop, and there is none here. Other loops, such as trio's, "
+            "are not supported: call the blocking methods in a thread, the whole block in one function."
+        )
+    return async_driver(of.using)
 
 
 @remembered("drivers")

@@ -24,8 +24,9 @@ from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, KindName
-from django_rlock.locks.transactions import Section, ensure_owned, is_to_be_checked, open_databases
-from django_rlock.settings import AliasSettings, get_settings
+from django_rlock.locks.release import is_to_be_checked, open_databases
+from django_rlock.locks.transactions import Section, ensure_owned
+from django_rlock.settings import AliasSettings, parsed_entry
 
 # --- transactions -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ class LockedCall:
 
     def _lock(self, request: Any, names: Names) -> BaseLock:
         """The lock for these names. Locks are stateless, so it is kept for calls with the same names."""
-        settings = get_settings(self.options.using)
+        settings = parsed_entry(self.options.using)
         if not self._keeps_locks:
             return self._new_lock(request, names, settings)
         kept = self._kept

@@ -45,7 +45,7 @@ from django_rlock.locks.options import (
     wait_seconds,
 )
 from django_rlock.locks.transactions import ensure_owned
-from django_rlock.settings import DEFAULT_ALIAS
+from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 # --- view classes -----------------------------------------------------------------------------------------------------
 
@@ -362,6 +362,8 @@ def _is_async(func: Any) -> bool:
 
 
 def _check_options(options: Options) -> None:
+    if not isinstance(options.using, str):
+        raise unknown_alias(options.using)
     if options.kind not in (None, *KINDS):
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, not {options.kind!r}.")
     # Making a lock checks what its kind allows.

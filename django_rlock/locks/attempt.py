@@ -14,7 +14,7 @@ from django_rlock.locks.heartbeats import expect, heartbeat_after
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import REPOLL, Candidate, Named
 from django_rlock.locks.records import Wait
-from django_rlock.settings import AliasSettings, settings_of
+from django_rlock.settings import settings_of
 
 LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
@@ -22,46 +22,6 @@ LEAST_LEFT = 1.0
 LOOK_AGAIN = 1.0
 """After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is what a thread of a
 pool executes, or a task that came from another thread."""
-
-
-class AcquireRequest:
-    """The parameters of one acquire.
-
-    ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
-    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
-    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
-    taken; otherwise the caller logs it.
-
-    After an acquire that did not succeed, ``failed`` is the attempt.
-    """
-
-    __slots__ = ("failed", "lease", "logs", "once", "owner", "scoped", "wait")
-
-    failed: Attempt
-
-    def __init__(
-        self,
-        owner: Owner,
-        wait: float | None,
-        lease: float | None,
-        scoped: int = 0,
-        once: bool = False,
-        logs: bool = True,
-    ) -> None:
-        self.owner = owner
-        self.wait = wait
-        self.lease = lease
-        self.scoped = scoped
-        self.once = once or wait == 0
-        self.logs = logs
-
-    def lease_under(self, options: AliasSettings) -> float:
-        """The lease to request from the server, in seconds."""
-        return options.watchdog_timeout if self.lease is None else self.lease
-
-    def until(self, now: float) -> float | None:
-        """When a wait that begins now ends."""
-        return None if self.wait is None else now + self.wait
 
 
 class Attempt(Candidate):

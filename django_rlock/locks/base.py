@@ -26,17 +26,13 @@ from django_rlock._transport.identity import (
     running_loop,
     thread_owner,
 )
+from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import engine
-from django_rlock.locks.attempt import AcquireRequest
-from django_rlock.locks.callers import (
-    awaited_driver,
-    blocking_driver,
-    left_by_its_owner,
-    released_when_dropped,
-)
-from django_rlock.locks.engine import Engine
+from django_rlock.locks import ownership
+from django_rlock.locks.acquire import AcquireRequest, acquire, take
+from django_rlock.locks.forced import free_by_force
 from django_rlock.locks.holds import HOLDS, INSPECTOR
+from django_rlock.locks.kinds import Engine
 from django_rlock.locks.options import (
     UNSET,
     Duration,
@@ -51,6 +47,14 @@ from django_rlock.locks.options import (
 )
 from django_rlock.locks.ownership import HeldLock, hand_over, kept_after_release
 from django_rlock.locks.records import Key
+from django_rlock.locks.release import (
+    leave_block,
+    leave_later,
+    left_by_its_owner,
+    release,
+    released_when_dropped,
+    warn_before_commit,
+)
 from django_rlock.locks.transactions import (
     AtomicBlock,
     check_until_commit,
@@ -59,7 +63,6 @@ from django_rlock.locks.transactions import (
     is_released_at_end,
     keep_until_commit,
     release_at_end,
-    warn_before_commit,
 )
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
@@ -67,6 +70,18 @@ if TYPE_CHECKING:
     from django_rlock.locks.infos import LockInfo
 
 logger = logging.getLogger("django_rlock.locks")
+
+
+class _Flows:
+    """The engine of all locks but the MultiLock."""
+
+    take = staticmethod(take)
+    release = staticmethod(release)
+    leave_block = staticmethod(leave_block)
+    extend = staticmethod(ownership.extend)
+    free_by_force = staticmethod(free_by_force)
+    ask_state = staticmethod(ownership.ask_state)
+    ask_holders = staticmethod(ownership.ask_holders)
 
 
 class BaseLock(HeldLock):
@@ -108,8 +123,7 @@ class BaseLock(HeldLock):
         "wait_time",
     )
 
-    _engine: ClassVar[Engine] = engine
-    """The flows: of one lock; a MultiLock has those of ``multi``."""
+    _engine: ClassVar[Engine] = _Flows()
 
     def __init__(  # noqa: PLR0913 - each is given by its name
         self,
@@ -201,7 +215,7 @@ class BaseLock(HeldLock):
         if self.until_commit:
             check_until_commit(self, driver)
         owner = self._owner(driver)
-        taken = await engine.ask_for(self, driver, self._request(owner, blocking, wait, lease))
+        taken = await acquire(self, driver, self._request(owner, blocking, wait, lease))
         if taken and self.until_commit:
             release_at_end(self, owner)
         return taken
@@ -236,7 +250,7 @@ class BaseLock(HeldLock):
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, which may have ended."""
         if not self.until_commit or not (is_released_at_end(self, owner) or keep_until_commit(self, owner)):
-            await self._engine.give_back(self, driver, owner)
+            await self._engine.release(self, driver, owner)
 
     def leave(self, seconds: Duration) -> None:
         """Release one hold as ``release`` does; after the last hold, the lock stays taken for ``seconds`` from now: no
@@ -255,7 +269,7 @@ class BaseLock(HeldLock):
 
     def __enter__(self) -> Self:
         driver = blocking_driver(self)
-        run_flow(engine.ask_for, (self, driver, self._block_request(driver)))
+        run_flow(acquire, (self, driver, self._block_request(driver)))
         return self
 
     def atomic(self, using: str = DEFAULT_DB_ALIAS, *, nested: bool = False) -> AtomicBlock[Self]:
@@ -276,7 +290,7 @@ class BaseLock(HeldLock):
         """Enter a block, as ``with`` does; ``__exit__`` leaves it. Without ``describe``, LockTimeoutError does not name
         the holder, which saves a command, and the caller logs it."""
         driver = blocking_driver(self)
-        run_flow(engine.ask_for, (self, driver, self._block_request(driver, describe)))
+        run_flow(acquire, (self, driver, self._block_request(driver, describe)))
 
     def _end_block(
         self,
@@ -294,7 +308,7 @@ class BaseLock(HeldLock):
         owner = self._named_owner or owner or thread_owner()
         if running_loop() is not None and not may_block_loops():
             # A generator that other code entered is dropped here.
-            engine.leave_later(self, owner)
+            leave_later(self, owner)
         else:
             run_flow(self._exit, (blocking_driver(self), owner, error))
 
@@ -303,7 +317,7 @@ class BaseLock(HeldLock):
     @for_its_owner
     async def __aenter__(self) -> Self:
         driver = awaited_driver(self)
-        await engine.ask_for(self, driver, self._block_request(driver))
+        await acquire(self, driver, self._block_request(driver))
         return self
 
     @left_by_its_owner
@@ -338,7 +352,7 @@ class BaseLock(HeldLock):
                 if keep_until_commit(self, owner):
                     return
                 blocks = 0
-            await self._engine.give_back(self, driver, owner, blocks)
+            await self._engine.release(self, driver, owner, blocks)
         except RLockError as failure:
             if error is None:
                 raise
@@ -429,7 +443,7 @@ class BaseLock(HeldLock):
     async def _extend(self, driver: Driver, lease_time: Duration, unknown: dict[str, Any]) -> None:
         if unknown:
             raise unknown_argument("extend", unknown)
-        await self._engine.prolong(self, driver, self._owner(driver), lease_time)
+        await self._engine.extend(self, driver, self._owner(driver), lease_time)
 
     def hand_over(self) -> None:
         """Leave a hold under ``owner=`` to the other processes that use the name. This process forgets the hold, no

@@ -18,10 +18,10 @@ from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import EVERYBODY, PATIENCE, REMEMBERED, Argument, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import new_request
+from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.kinds import REPOLL, Handle, Kind, Named, call_for, retire_call
 from django_rlock.locks.options import (
     RELEASE_PATIENCE,

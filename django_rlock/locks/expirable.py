@@ -16,10 +16,10 @@ from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import NamedOwner, must_not_block
+from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.counters import (
     SENT_AGAIN,
     give_back,

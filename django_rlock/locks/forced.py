@@ -19,9 +19,9 @@ from django_rlock._transport.identity import Owner, new_request
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import background_driver, listeners
 from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
-from django_rlock.locks.callers import serialized
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import AbstractLock, Forced, force_release_call, forced_channel, retire_call
+from django_rlock.locks.mutex import serialized
 from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import note_freed, operator

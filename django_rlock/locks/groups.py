@@ -9,7 +9,7 @@ from django_rlock._transport.calls import Driver, ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
-from django_rlock.locks import engine
+from django_rlock.locks import release
 from django_rlock.locks.batches import BatchHold, LockGroup, places, sliced
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock
@@ -67,7 +67,7 @@ def _records(locks: Sequence[AbstractLock], owner: Owner) -> list[Held | None]:
     return HOLDS.records([key_of(lock, owner) for lock in locks])
 
 
-async def give_back_all(
+async def release_all(
     driver: Driver, owner: Owner, locks: Sequence[AbstractLock], begun: set[object]
 ) -> list[RLockError]:
     """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
@@ -80,7 +80,7 @@ async def give_back_all(
         rest = _pieces_held(driver, owner, locks)
         for piece in rest:
             try:
-                await _give_back_piece(driver, owner, piece, failures, begun)
+                await _release_piece(driver, owner, piece, failures, begun)
             except RLockError as failure:
                 begun.add(piece)
                 failures.append(failure)
@@ -93,19 +93,19 @@ async def give_back_all(
     return failures
 
 
-async def _give_back_piece(
+async def _release_piece(
     driver: Driver, owner: Owner, piece: BatchHold | AbstractLock, failures: list[RLockError], begun: set[object]
 ) -> None:
     if isinstance(piece, BatchHold):
         failures += await _free(driver.at(piece.group.using), piece)
     else:
-        await engine.give_back(piece, driver.at(piece.using), owner, 0, begun)
+        await release.release(piece, driver.at(piece.using), owner, 0, begun)
 
 
 def _release_later(piece: BatchHold | AbstractLock, owner: Owner) -> None:
     for hold in _holds(piece, owner):
         if hold in HOLDS:  # a group that is being freed handles interruptions itself
-            engine.release_later(hold)
+            release.release_later(hold)
 
 
 def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[AbstractLock]) -> list[BatchHold | AbstractLock]:
@@ -171,7 +171,7 @@ async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
         for hold in holds:
             free_behind(hold, hold.deadline)
         if isinstance(error, LockUnavailableError):
-            raise engine.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
+            raise release.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
         raise
     return _note_freed(held, call, missing, driver.now())
 
@@ -201,7 +201,7 @@ def _note_freed(held: BatchHold, call: ScriptCall, missing: set[AbstractLock], n
     for lock, hold in zip(held.group.locks, held.members.values(), strict=True):
         hold.count = 0
         try:
-            engine.note_released(hold.lock, hold, call, lock not in missing, now)
+            release.note_released(hold.lock, hold, call, lock not in missing, now)
         except RLockError as failure:
             failures.append(failure)
     return failures

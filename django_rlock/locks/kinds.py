@@ -1,19 +1,19 @@
 """The differences between the kinds of locks: their scripts, the messages that wake their waiters, how long these
 sleep.
 
-A lock is one public class (``base``) over the flows that all locks share (``engine``) and a kind. A kind is an object
-without state: its methods turn a lock's name and settings, an owner's name and a lease into script calls. It contains
-no loops, does no I/O, and knows neither bindings nor holds. Each kind is in the file of its public class.
+A lock is one public class (``base``) over an engine, which has the flows that all locks share, and a kind. A kind is an
+object without state: its methods turn a lock's name and settings, an owner's name and a lease into script calls. It
+contains no loops, does no I/O, and knows neither bindings nor holds. Each kind is in the file of its public class.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from django_rlock._core.text import printable
 from django_rlock._redis import keys, scripts
@@ -74,12 +74,28 @@ class Handle(Named):
     __slots__ = ("__dict__",)
 
 
+class Engine(Protocol):
+    """The flows of a lock. A single lock's are in ``acquire``, ``release``, ``ownership`` and ``forced``; a MultiLock
+    has its own.
+    """
+
+    def take(self, lock: Any, driver: Driver, request: Any, /) -> Coroutine[Any, Any, bool]: ...
+    def release(self, lock: Any, driver: Driver, owner: Owner, blocks: int = 0, /) -> Coroutine[Any, Any, None]: ...
+    def leave_block(self, lock: Any, owner: Owner, /) -> None: ...
+    def extend(self, lock: Any, driver: Driver, owner: Owner, lease: Any, /) -> Coroutine[Any, Any, None]: ...
+    def free_by_force(
+        self, lock: Any, driver: Driver, caller: Owner, owner: str | None, reason: str, /
+    ) -> Coroutine[Any, Any, bool]: ...
+    def ask_state(self, lock: Any, driver: Driver, owner: Owner, /) -> Coroutine[Any, Any, tuple[int, int]]: ...
+    def ask_holders(self, lock: Any, driver: Driver, /) -> Coroutine[Any, Any, list[str]]: ...
+
+
 class AbstractLock(Handle):
     """The part of a lock that the flows use; ``BaseLock`` describes it."""
 
     __slots__ = ()
 
-    _engine: ClassVar[Any]
+    _engine: ClassVar[Engine]
     _named_owner: Owner | None
     at_least: float | None
     owner: str | None

@@ -14,17 +14,18 @@ from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
 from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
-from django_rlock.locks import engine
-from django_rlock.locks.attempt import AcquireRequest, Attempt
+from django_rlock.locks import acquire, forced, ownership
+from django_rlock.locks.acquire import AcquireRequest, expect_copies
+from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.batches import BatchHold, LockGroup
-from django_rlock.locks.callers import a_call, refuse_nested
-from django_rlock.locks.engine import Engine, expect_copies
-from django_rlock.locks.groups import Grouping, Piece, give_back_all, held_of, pieces_of
+from django_rlock.locks.groups import Grouping, Piece, held_of, pieces_of, release_all
 from django_rlock.locks.holds import HOLDS, NOTHING
-from django_rlock.locks.kinds import AbstractLock, Kind, Named
+from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
+from django_rlock.locks.mutex import a_call, refuse_nested
 from django_rlock.locks.options import Duration, unknown_option
 from django_rlock.locks.records import Hold, calling_line, key_of
+from django_rlock.locks.release import release_later
 from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group
 
@@ -143,7 +144,7 @@ class AllOrNone:
         self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
     ) -> bool:
         request = AcquireRequest(self.owner, wait, lease, self.request.scoped, once)
-        taken = await engine.take_serialized(lock, self.driver.at(lock.using), request)
+        taken = await acquire.take_serialized(lock, self.driver.at(lock.using), request)
         if taken:
             self.taken.append(lock)
         else:
@@ -172,10 +173,10 @@ class AllOrNone:
                 HOLDS.remove_group(held)
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
-            engine.abandon(first, driver, owner, group.release_call(owner_id), lease)
+            acquire.abandon(first, driver, owner, group.release_call(owner_id), lease)
             raise
         if call.sends > 1 or reply[1] == OK:
-            engine.abandon(first, driver, owner, group.release_call(owner_id), lease)
+            acquire.abandon(first, driver, owner, group.release_call(owner_id), lease)
         if reply[1] == QUEUED:
             return await self._take_each(group.locks)
         if reply[1] == OK:  # too late
@@ -231,12 +232,12 @@ class AllOrNone:
             if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
                 for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
                     with suppress(LockLostError):  # which is noticed next
-                        await engine.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
+                        await ownership.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""
         self._leave_blocks()
-        for failure in await give_back_all(self.driver, self.owner, self.taken, self._begun):
+        for failure in await release_all(self.driver, self.owner, self.taken, self._begun):
             log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
         self.taken, self._begun, self._left = [], set(), 0
 
@@ -262,21 +263,21 @@ class AllOrNone:
             hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
             if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
                 hold.scoped = former.blocks
-                engine.release_later(hold)
+                release_later(hold)
 
     def _forget(self) -> None:
         """The same for a named owner, under whose name others may have taken the same locks meanwhile."""
         self._leave_blocks()
         for lock in self.taken:
             if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
-                engine.release_later(hold)
+                release_later(hold)
 
 
 # --- the flows -------------------------------------------------------------------------------------------------------
 
 
 class MultiEngine:
-    """The flows of a MultiLock. Those of its members are in ``engine``."""
+    """The flows of a MultiLock. Those of its members are in ``acquire``, ``release``, ``ownership`` and ``forced``."""
 
     @staticmethod
     async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
@@ -289,7 +290,7 @@ class MultiEngine:
 
     @staticmethod
     @a_call
-    async def give_back(lock: MultiLock, driver: Driver, owner: Owner, blocks: int = 0) -> None:
+    async def release(lock: MultiLock, driver: Driver, owner: Owner, blocks: int = 0) -> None:
         if blocks:
             MultiEngine.leave_block(lock, owner)
         before = owner.is_calling and refuse_nested(lock)
@@ -298,7 +299,7 @@ class MultiEngine:
             raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
         try:
             owner.is_calling = True
-            failures = await give_back_all(driver, owner, lock.parts, set())
+            failures = await release_all(driver, owner, lock.parts, set())
         finally:
             owner.is_calling = before
         if failures:
@@ -311,18 +312,18 @@ class MultiEngine:
             held.scoped -= 1
 
     @staticmethod
-    async def prolong(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+    async def extend(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
         for part in lock.parts:
-            await engine.prolong(part, driver.at(part.using), owner, lease_time)
+            await ownership.extend(part, driver.at(part.using), owner, lease_time)
 
     @staticmethod
     async def free_by_force(lock: MultiLock, driver: Driver, caller: Owner, owner: str | None, reason: str) -> bool:
-        freed = [await engine.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
+        freed = [await forced.free_by_force(part, driver.at(part.using), caller, owner, reason) for part in lock.parts]
         return any(freed)
 
     @staticmethod
     async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
-        states = [await engine.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
+        states = [await ownership.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
         lefts = {left for _, left in states} - {ABSENT}
         ending = lefts - {ENDLESS}
         left = min(ending) if ending else min(lefts, default=ABSENT)
@@ -330,7 +331,7 @@ class MultiEngine:
 
     @staticmethod
     async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
-        return [owner for part in lock.parts for owner in await engine.ask_holders(part, driver.at(part.using))]
+        return [owner for part in lock.parts for owner in await ownership.ask_holders(part, driver.at(part.using))]
 
 
 async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool:

@@ -1,4 +1,4 @@
-"""Whether this process still holds a lock; and holds that are handed to other code."""
+"""A lock between its acquire and its release: whether it is held, its extension, its transfer to other code."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
+from django_rlock._transport.calls import Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError
-from django_rlock.locks.engine import check_keep
-from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import AbstractLock, SomeLock
-from django_rlock.locks.options import Duration, keep_seconds
-from django_rlock.locks.records import Hold, Key, key_of
-from django_rlock.locks.watchdog import check_sure, sure_of, watch
+from django_rlock.locks.holds import HOLDS, not_owned, owner_id_of
+from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, SomeLock, holders_call
+from django_rlock.locks.mutex import serialized
+from django_rlock.locks.options import RELEASE_PATIENCE, Duration, keep_seconds, lease_seconds
+from django_rlock.locks.records import Hold, Key, Terms, key_of
+from django_rlock.locks.release import check_keep
+from django_rlock.locks.watchdog import check_sure, lose, refuse_lost, sure_of, watch
 
 # --- ownership --------------------------------------------------------------------------------------------------------
 
@@ -66,6 +68,82 @@ class HeldLock(AbstractLock):
         if may_block_loops() and not HOLDS.of_lock(self, owner):
             return thread_owner()  # a blocking method may have taken it
         return owner
+
+
+# --- the lease and the state ------------------------------------------------------------------------------------------
+
+
+@serialized
+async def extend(lock: AbstractLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
+    lease = lease_seconds(lease_time)
+    if lease is None:
+        raise ValueError("extend() needs a lease_time in seconds.")
+    lock._kind.check_lease(lock, lease)
+    hold = HOLDS.get(lock, owner)
+    if hold is not None:
+        await extend_hold(lock, driver, hold, lease)
+    elif not owner.is_named or not await _extend_unknown(lock, driver, owner.owner_id, lease):
+        raise not_owned(lock, owner)
+
+
+async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> None:
+    refuse_lost(hold, driver.now())
+    call = hold.lease_call(lease, RENEW if hold.owner.is_named else EXTEND)
+    terms, started = hold.terms, driver.now()
+    try:
+        hold.renewed = False  # or the watchdog would shorten the new lease
+        reply = await _run_extension(driver, call, hold, lease)
+        if reply[1] != 0:
+            hold.lease_from(call.sent_at, lease, renewed=False)
+            watch(hold)
+    except BaseException:
+        _doubt_extension(lock, hold, terms, started + hold.runs(lease))
+        watch(hold)
+        raise
+    if reply[1] == 0:
+        lose(hold, "it was gone when its lease was to be extended")
+    refuse_lost(hold, driver.now())
+
+
+async def _run_extension(driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
+    """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
+    until = driver.now() + RELEASE_PATIENCE
+    reply = await driver.run(call, until)
+    if call.sends > 1 and not hold.owner.is_named:
+        await driver.run(hold.lease_call(lease, SETTLE), until)
+    return reply
+
+
+def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None:
+    """Handle an extension that may have been executed, or may be late. Under a name chosen by the caller it only
+    prolongs the lease."""
+    hold.restore(terms)
+    if not hold.owner.is_named:
+        hold.owner.renew_name()
+        hold.deadline = min(hold.deadline, ends)
+        clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
+
+
+async def _extend_unknown(lock: AbstractLock, driver: Driver, owner_id: str, lease: float) -> bool:
+    """Extend the hold of a named owner that another process took."""
+    call = lock._kind.lease(lock, owner_id, lease, RENEW)
+    reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
+    return bool(reply[1])
+
+
+async def ask_state(lock: AbstractLock, driver: Driver, owner: Owner) -> tuple[int, int]:
+    reply = await driver.run(lock._kind.state(lock, owner_id_of(lock, owner)), driver.now())
+    count, left_ms = reply[1], reply[2]
+    hold = HOLDS.get(lock, owner)
+    if count and hold is not None:
+        count = hold.count  # a late copy of a re-entry or an inner release may have rewritten the server's
+    return count, left_ms
+
+
+async def ask_holders(lock: AbstractLock, driver: Driver) -> list[str]:
+    reply = await driver.run(holders_call(lock), driver.now())
+    ending = lock._kind.field("")
+    return [field.decode(errors="backslashreplace").removesuffix(ending) for field in reply[1]]
 
 
 # --- holds that are handed over ---------------------------------------------------------------------------------------

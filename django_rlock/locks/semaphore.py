@@ -11,9 +11,9 @@ from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import REMEMBERED, Argument, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import must_not_block, new_request
+from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError
-from django_rlock.locks.callers import awaited_driver, blocking_driver
 from django_rlock.locks.counters import (
     MOST,
     REMEMBERED_MS,

@@ -8,31 +8,27 @@ their guards.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock._core.callbacks import log, post
 from django_rlock._core.interruptions import disarm, guard, run_when_dropped
-from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, running_loop, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
-from django_rlock.locks.callers import released_when_dropped
-from django_rlock.locks.engine import release_later
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock
 from django_rlock.locks.options import RELEASE_PATIENCE
-from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
+from django_rlock.locks.records import Hold, Key, key_of
+from django_rlock.locks.release import is_open, release_later, released_when_dropped
 from django_rlock.locks.watchdog import FREED, check_sure, lose
 
 if TYPE_CHECKING:
@@ -42,37 +38,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("django_rlock.locks")
-
-OFTEN = 100
-"""How often a line or a function is checked each time, and then each how many times: whether it runs inside a
-transaction hardly ever changes, and checking takes time."""
-SELDOM = 10
-"""After OFTEN checks of a line, only one in this number of its releases is checked with its caller, and of these only
-one in this number is checked for a transaction."""
-_entries: dict[tuple[int, ...], int] = {}
-"""How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
-objects, and the instructions in them."""
-_warned: set[tuple[str, str]] = set()
-"""The lines, with the lines that called them, for which a warning was logged."""
-_BETWEEN = PACKAGE, contextlib.__file__
-"""Files whose frames are neither a helper nor its caller."""
-
-
-def is_to_be_checked(entries: int) -> bool:
-    """Whether to check for an open transaction after this number of entries."""
-    return entries < OFTEN or entries % OFTEN == 0
-
-
-def open_databases() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread with an open transaction, apart from the one around a test case."""
-    used = connections.all(initialized_only=True)
-    return [connection for connection in used if connection.in_atomic_block and _is_open(connection)]
-
-
-def _is_open(connection: BaseDatabaseWrapper) -> bool:
-    of_tests = [getattr(block, "_from_testcase", False) for block in connection.atomic_blocks]
-    return not all(of_tests)
-
 
 # --- work that is not undone ------------------------------------------------------------------------------------------
 
@@ -177,7 +142,7 @@ class AtomicBlock(ContextDecorator, Generic[SomeLock]):
 @contextmanager
 def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
     connection = transaction.get_connection(using)
-    around = _is_open(connection)
+    around = is_open(connection)
     if around:
         if not nested:
             raise RuntimeError(
@@ -304,7 +269,7 @@ def keep_until_commit(lock: AbstractLock, owner: Owner, unasked: bool = False) -
     ``unasked`` says that the next release by hand means the same hold.
     """
     connection = transaction.get_connection(lock.until_commit)
-    if not _is_open(connection) or not HOLDS.of_lock(lock, owner):
+    if not is_open(connection) or not HOLDS.of_lock(lock, owner):
         return False
     registered = _Registered(_GiveBack(lock, owner, unasked))
     try:
@@ -387,64 +352,6 @@ def _give_back(lock: AbstractLock, owner: Owner) -> None:
             release_later(hold)
         return
     try:
-        run_flow(lock._engine.give_back, (lock, sync_driver(lock.using), owner))
+        run_flow(lock._engine.release, (lock, sync_driver(lock.using), owner))
     except RLockError as failure:
         log(logger, logging.ERROR, "The transaction under lock %r has ended, but: %s", lock.name, failure)
-
-
-# --- a release inside a transaction ----------------------------------------------------------------------------------
-
-
-def warn_before_commit(lock: AbstractLock, frames: int) -> None:
-    """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
-    of this package below the line."""
-    frame = sys._getframe(frames)
-    if frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = _outside(frame)
-    # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
-    if not _is_due((id(frame.f_code), frame.f_lasti)):
-        return
-    caller = frame if frame.f_back is None else _outside(frame.f_back)
-    if not _is_due((id(frame.f_code), frame.f_lasti, id(caller.f_code), caller.f_lasti)):
-        return
-    found = open_databases()
-    # An outer hold is released later.
-    if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
-        _tell_once(lock, found[0].alias, _line(frame), _line(caller))
-
-
-def _is_due(place: tuple[int, ...]) -> bool:
-    """Count a release at a place, and say whether to look at it closer."""
-    entries = _entries.get(place, 0)
-    _entries[place] = entries + 1
-    if len(_entries) > 8 * MOST_KEPT:
-        _entries.clear()
-    return entries < OFTEN or entries % SELDOM == 0
-
-
-def _outside(frame: FrameType) -> FrameType:
-    """The frame, or the first one around it that is the project's: a helper's, or its caller's."""
-    while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _line(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _tell_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
-    if (line, caller) in _warned:
-        return
-    _warned.add((line, caller))
-    log(
-        logger,
-        logging.WARNING,
-        "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next owner "
-        "reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
-        "until_commit=True). To accept that, write until_commit=False.",
-        line,
-        caller,
-        lock.name,
-        alias,
-    )

@@ -275,6 +275,12 @@ def note_loss(hold: Hold, now: float) -> bool:
     return hold.lost is not None
 
 
+def refuse_lost(hold: Hold, now: float) -> None:
+    """Raise LockLostError if the hold is lost."""
+    if note_loss(hold, now):
+        raise hold.lost_error()
+
+
 def _free_what_was_renewed(hold: Hold) -> None:
     if not hold.owner.is_named:
         clean_up(hold.lock.using, hold.leave_call(), hold.deadline + hold.lease)

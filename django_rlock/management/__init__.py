@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock._core.text import printable
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.callers import released_when_dropped
+from django_rlock.locks.release import released_when_dropped
 from django_rlock.settings import DEFAULT_ALIAS, LONGEST, get_settings
 
 __all__ = ["LockedCommand"]

@@ -10,7 +10,7 @@ from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, Read
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.multi import AllOrNone
 from django_rlock.locks.watchdog import lose

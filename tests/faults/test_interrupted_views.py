@@ -14,7 +14,7 @@ from django.test import RequestFactory
 
 from django_rlock import MultiLock, RLock, distributed_lock
 from django_rlock._web.calls import AROUND
-from django_rlock.locks import engine, ownership
+from django_rlock.locks import BaseLock, ownership
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import context
 from django_rlock.locks.transactions import keep_until_commit
@@ -164,7 +164,7 @@ def test_release_that_is_interrupted_as_the_transaction_is_rolled_back_is_made(m
     """Python makes the release then, and the signal's exception is raised again afterwards."""
     with pytest.raises(Interruption), transaction.atomic():
         block_of(until_commit())
-        monkeypatch.setattr(engine, "give_back", interrupted_once(monkeypatch))
+        monkeypatch.setattr(type(BaseLock._engine), "release", interrupted_once(monkeypatch))
         _ = 1 / 0
     assert HOLDS.snapshot() == []
     until_clean()
@@ -191,7 +191,7 @@ def is_djangos(frame):
 
 
 OUTSIDE_OF_VIEWS = outside_of(
-    "_web/calls.py", "_web/http.py", "ownership.py", "transactions.py", "holds.py", "callers.py", "interruptions.py"
+    "_web/calls.py", "_web/http.py", "ownership.py", "transactions.py", "holds.py", "release.py", "interruptions.py"
 )
 
 

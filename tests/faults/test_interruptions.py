@@ -112,7 +112,7 @@ async def test_interruption_after_the_grant_leaves_no_hold(binding, kind, redis_
     """The grant is there, but the caller never learns of it."""
     lock = kind("stock:42")
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.engine.report_acquired", raise_interruption)
+        patch.setattr("django_rlock.locks.acquire.report_acquired", raise_interruption)
         with pytest.raises(Interruption):
             await binding.acquire(lock)
     assert HOLDS.snapshot() == []
@@ -123,7 +123,7 @@ async def test_interruption_after_entering_again_keeps_the_count(binding, kind, 
     lock = kind("stock:42")
     async with binding.inside(lock):
         with monkeypatch.context() as patch:
-            patch.setattr("django_rlock.locks.engine.report_acquired", raise_interruption)
+            patch.setattr("django_rlock.locks.acquire.report_acquired", raise_interruption)
             with pytest.raises(Interruption):
                 await binding.acquire(lock)
         assert [hold.count for hold in HOLDS.snapshot()] == [1]
@@ -223,7 +223,7 @@ def test_interrupted_block_of_a_lock_that_was_lost_before_is_left():
 def test_interrupted_end_of_a_call_keeps_no_lock_of_a_name(monkeypatch, make):
     """Its owner never ends, and nobody else releases it."""
     lock = make("stock:42", owner="batch")
-    monkeypatch.setattr("django_rlock.locks.callers.QueuedCall.__exit__", interrupted_once(monkeypatch))
+    monkeypatch.setattr("django_rlock.locks.mutex.QueuedCall.__exit__", interrupted_once(monkeypatch))
     with pytest.raises(Interruption):
         lock.acquire()
     assert HOLDS.snapshot() == []
@@ -354,7 +354,7 @@ def test_interrupted_re_entry_keeps_what_was_renewed_meanwhile(monkeypatch):
         raise Interruption
 
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.engine.report_acquired", be_renewed_and_interrupted)
+        patch.setattr("django_rlock.locks.acquire.report_acquired", be_renewed_and_interrupted)
         with pytest.raises(Interruption):
             lock.acquire()
     assert hold.deadline > monotonic() + 900

@@ -14,9 +14,9 @@ from django_rlock._transport.identity import Owner
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import listeners
 from django_rlock._transport.servers import server
-from django_rlock.locks.callers import NAMED_CALLS, QueuedCall
 from django_rlock.locks.expirable import Permit
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.mutex import NAMED_CALLS, QueuedCall
 from django_rlock.locks.records import Hold, Wait
 from tests.eventually import eventually
 

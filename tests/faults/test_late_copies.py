@@ -194,7 +194,7 @@ async def test_extension_that_failed_shortens_no_later_one(binding, kind, proxy,
     lock = kind("stock:42")
     await binding.acquire(lock)
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.engine.RELEASE_PATIENCE", 0.0)
+        patch.setattr("django_rlock.locks.ownership.RELEASE_PATIENCE", 0.0)
         late = [proxy.copy_late(scripts.LOCK_EXTEND)]
         late += [proxy.cut_before(scripts.LOCK_EXTEND) for _ in range(3)]
         with pytest.raises(LockUnavailableError):

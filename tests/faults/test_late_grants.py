@@ -19,7 +19,7 @@ from django_rlock import (
 )
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import scripts
-from django_rlock.locks import engine, watchdog
+from django_rlock.locks import acquire, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_acquired
 from tests.apart import ApartLock
@@ -97,13 +97,13 @@ async def test_a_thread_that_is_late_itself(binding, redis_client, monkeypatch, 
 
     def stall(hold) -> None:
         watch(hold)
-        monkeypatch.setattr(engine, "watch", watch)
+        monkeypatch.setattr(acquire, "watch", watch)
         hold.deadline = monotonic()
 
     lock = make("stock:42", wait_time=5)
-    monkeypatch.setattr(engine, "watch", stall)
+    monkeypatch.setattr(acquire, "watch", stall)
     assert await binding.acquire(lock, blocking=False) is False
-    monkeypatch.setattr(engine, "watch", stall)
+    monkeypatch.setattr(acquire, "watch", stall)
     assert await binding.acquire(lock)
     assert not lock.lost
     assert HOLDS.snapshot()[0].count == 1

@@ -5,7 +5,7 @@ import pytest
 from django_rlock import LockUnavailableError, Semaphore
 from django_rlock._redis import scripts
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import counters, engine, forced, watchdog
+from django_rlock.locks import acquire, counters, forced, watchdog
 from django_rlock.locks.holds import HOLDS
 from tests.bindings import BlockingBinding
 from tests.faults import test_late_copies as copies
@@ -40,7 +40,7 @@ async def changed_late(binding, proxy, redis_client, patch):
 
 MUTANTS = {
     "a name is used again after it entered twice": (
-        changed(engine, "_enter_again", "if call.sends > 1:", "if False:"), entered_late,
+        changed(acquire, "_enter_again", "if call.sends > 1:", "if False:"), entered_late,
     ),
     "a name is used again after its renewal was sent twice": (
         changed(watchdog.Renewals, "_renew", "isinstance(reply, Exception) or call.sends > 1", "False"), renewed_late,

@@ -16,7 +16,7 @@ from django.test import RequestFactory
 
 from django_rlock import FairLock, PermitExpirableSemaphore, RLock, Semaphore, distributed_lock
 from django_rlock._transport.servers import server
-from django_rlock.locks import engine
+from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import eventually
 from tests.faults.interrupting import MAKERS, block_of
@@ -136,14 +136,15 @@ def raise_limit(*_) -> None:
 def struck_release(monkeypatch):
     """A signal comes as a release begins, which is called as an object is dropped."""
     former = signal.signal(signal.SIGUSR1, raise_limit)
-    give_back = engine.give_back
+    flows = type(BaseLock._engine)
+    release = flows.release
 
-    def give_back_late(*args):
+    def release_late(*args):
         monkeypatch.undo()
         signal.raise_signal(signal.SIGUSR1)
-        return give_back(*args)
+        return release(*args)
 
-    monkeypatch.setattr(engine, "give_back", give_back_late)
+    monkeypatch.setattr(flows, "release", staticmethod(release_late))
     yield
     signal.signal(signal.SIGUSR1, former)
 

@@ -18,8 +18,8 @@ from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner
 from django_rlock._transport.worker import worker
 from django_rlock.locks import BaseLock, heartbeats, watchdog
-from django_rlock.locks.attempt import AcquireRequest
-from django_rlock.locks.engine import take_serialized as take
+from django_rlock.locks.acquire import AcquireRequest
+from django_rlock.locks.acquire import take_serialized as take
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Wait
 
@@ -271,7 +271,7 @@ class Visitor(Actor):
             await self._stay()
         finally:
             self.world.inside.remove(self)
-            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+            await self.lock._engine.release(self.lock, self.driver, self.owner)
         return "served"
 
     async def _stay(self) -> None:
@@ -292,13 +292,13 @@ class Returner(Visitor):
         return await super()._visit(wait)
 
     async def _stay(self) -> None:
-        await self.lock._engine.prolong(self.lock, self.driver, self.owner, LEASE / 2 + self.visits)
+        await self.lock._engine.extend(self.lock, self.driver, self.owner, LEASE / 2 + self.visits)
         await take(self.lock, self.driver, AcquireRequest(self.owner, None, 2 * LEASE))
         try:
-            await self.lock._engine.prolong(self.lock, self.driver, self.owner, 3 * LEASE)
+            await self.lock._engine.extend(self.lock, self.driver, self.owner, 3 * LEASE)
         finally:
-            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
-        await self.lock._engine.prolong(self.lock, self.driver, self.owner, 4 * LEASE)
+            await self.lock._engine.release(self.lock, self.driver, self.owner)
+        await self.lock._engine.extend(self.lock, self.driver, self.owner, 4 * LEASE)
         await suspend("inside")
 
 

@@ -15,7 +15,7 @@ from django_rlock import FairLock
 from django_rlock._redis.keys import alive_key, queue_key
 from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.flows.exploring import LONG, explore
@@ -68,7 +68,7 @@ class Truster(Visitor):
         finally:
             self.world.inside.remove(self)
             try:
-                await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+                await self.lock._engine.release(self.lock, self.driver, self.owner)
             except LockLostError:
                 outcome = "lost"
         return outcome

@@ -9,7 +9,7 @@ from django_rlock import FairLock
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_ended, all_served, finish
 from tests.flows.exploring import LONG, explore
@@ -142,7 +142,7 @@ class Brief(Visitor):
     async def _stay(self) -> None:
         _, left = self.world.lease(KEY)
         assert left <= 1000 * Brief.lease, "the claim outlives the lease"
-        await self.lock._engine.prolong(self.lock, self.driver, self.owner, 2 * Brief.lease)
+        await self.lock._engine.extend(self.lock, self.driver, self.owner, 2 * Brief.lease)
         await suspend("inside")
 
 
@@ -223,11 +223,11 @@ class Nested(Visitor):
             await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
             await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
             await suspend("inside")
-            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+            await self.lock._engine.release(self.lock, self.driver, self.owner)
             hold = HOLDS.get(self.lock, self.owner)
             assert hold is not None
             assert hold.lost or self.world.client.hexists(KEY, hold.owner_id), "it counts as held, and is not"
-            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+            await self.lock._engine.release(self.lock, self.driver, self.owner)
         except LockLostError:
             return "lost"
         return "served"

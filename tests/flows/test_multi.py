@@ -9,7 +9,7 @@ import pytest
 
 from django_rlock import FairLock, FencedLock, MultiLock, ReadLock, RLock, WriteLock
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import AllOrNone
@@ -55,9 +55,9 @@ class Fiddler(Guest):
         part = self.lock.parts[-1]
         await part._engine.take(part, self.driver, AcquireRequest(self.owner, None, 2 * LEASE))
         try:
-            await part._engine.prolong(part, self.driver, self.owner, 3 * LEASE)
+            await part._engine.extend(part, self.driver, self.owner, 3 * LEASE)
         finally:
-            await part._engine.give_back(part, self.driver, self.owner)
+            await part._engine.release(part, self.driver, self.owner)
         await suspend("inside")
 
 
@@ -67,7 +67,7 @@ class Leaver(Guest):
     async def _stay(self) -> None:
         first, *rest = self.lock.parts
         self.lock = MultiLock(*rest)
-        await first._engine.give_back(first, self.driver, self.owner)
+        await first._engine.release(first, self.driver, self.owner)
         await suspend("inside")
 
 

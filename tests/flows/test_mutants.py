@@ -14,7 +14,7 @@ import pytest
 
 from django_rlock import FairLock, RLock, Semaphore
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks import attempt, counters, engine, forced, multi
+from django_rlock.locks import acquire, attempt, counters, forced, multi, ownership, release
 from tests.flows import (
     exploring,
     test_counters,
@@ -100,28 +100,28 @@ TOUCHED = "LockLostError|a late copy"
 
 MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     "nothing is freed behind an acquire that was sent twice": (
-        changed(engine, "expect_copies", "hold.late_lease = lease", "pass"), sent_twice, LEFT,
+        changed(acquire, "expect_copies", "hold.late_lease = lease", "pass"), sent_twice, LEFT,
     ),
     "a name is used again after its acquire was sent twice": (
-        changed(engine, "expect_copies", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, TOUCHED,
+        changed(acquire, "expect_copies", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, TOUCHED,
     ),
     "a name is used again after its release was sent twice": (
-        changed(engine, "note_released", "hold.owner.renew_name()", "pass"),
+        changed(release, "note_released", "hold.owner.renew_name()", "pass"),
         sent_twice_in_a_long_hold, TOUCHED,
     ),
     "a name is used again after it entered twice": (
-        changed(engine, "_enter_again", "if call.sends > 1:", "if False:"),
+        changed(acquire, "_enter_again", "if call.sends > 1:", "if False:"),
         sent_twice_in_a_long_hold, TOUCHED,
     ),
     "a name is used again after it failed to enter": (
-        changed(engine, "_enter_again", "hold.owner.renew_name()\n        raise", "raise"),
+        changed(acquire, "_enter_again", "hold.owner.renew_name()\n        raise", "raise"),
         cancelled_and_back, TOUCHED,
     ),
     "a name is used again after its extension failed": (
-        changed(engine, "_doubt_extension", "hold.owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
+        changed(ownership, "_doubt_extension", "hold.owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
     ),
     "a name is used again after its release failed": (
-        changed(engine, "_finish_later", "owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
+        changed(release, "finish_later", "owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
     ),
     "a reader's inner release may shorten": (
         changed_scripts("lease = math.max(lease, tonumber(lease_ms))", "lease = tonumber(lease_ms)"),
@@ -132,7 +132,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "an extension that was sent twice is not settled": (
-        changed(engine, "_run_extension", "if call.sends > 1 and", "if False and"),
+        changed(ownership, "_run_extension", "if call.sends > 1 and", "if False and"),
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "an extension that was settled is executed": (
@@ -140,20 +140,20 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "the second of two releases finds the lock not held": (
-        changed(engine, "note_released", "if not owned and not was_executed:", "if not owned:"),
+        changed(release, "note_released", "if not owned and not was_executed:", "if not owned:"),
         sent_twice, LOST,
     ),
     "what was abandoned is cleaned up once": (
-        changed(engine, "abandon", "again=in_doubt", "again=False"), cancelled, LEFT,
+        changed(acquire, "abandon", "again=in_doubt", "again=False"), cancelled, LEFT,
     ),
     "what was abandoned is not cleaned up": (
-        changed(engine, "abandon", "if undo is None:", "if True:"), cancelled, LEFT,
+        changed(acquire, "abandon", "if undo is None:", "if True:"), cancelled, LEFT,
     ),
     "a wake-up ends with the waiter that it woke": (
         changed(attempt.Attempt, "wait", "waiter.close(asked)", "waiter.close()"), cancelled_beside_another, "served",
     ),
     "an inner release that was sent twice need not have found the lock": (
-        changed(engine, "note_released", "hold.count == 0 and call.sends > 1", "call.sends > 1"),
+        changed(release, "note_released", "hold.count == 0 and call.sends > 1", "call.sends > 1"),
         forgotten, "it counts as held",
     ),
     "a forced release is executed again": (
@@ -173,7 +173,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed_scripts("math.max(left, tonumber(ARGV[4]))", "tonumber(ARGV[4])"), sent_twice_to_a_fair_lock, SHORTENED,
     ),
     "an extension under a name may shorten": (
-        changed(engine, "extend_hold", "RENEW if hold.owner.is_named else EXTEND", "EXTEND"),
+        changed(ownership, "extend_hold", "RENEW if hold.owner.is_named else EXTEND", "EXTEND"),
         shared, "it counts as held for longer",
     ),
     "a late copy of what confirmed a grant confirms it again": (
@@ -189,7 +189,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     "a message is believed when the claim has ended": (
         both(
             changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
-            changed(engine, "_note_taken", "return False", "return True"),
+            changed(acquire, "_note_taken", "return False", "return True"),
         ),
         paused, "it entered with a hold that had ended",
     ),

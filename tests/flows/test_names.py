@@ -16,8 +16,8 @@ from django_rlock import FairLock, ReadLock, RLock, WriteLock
 from django_rlock._redis.keys import readwrite_channel, readwrite_keys
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import AcquireRequest
-from django_rlock.locks.engine import take_serialized as take
+from django_rlock.locks.acquire import AcquireRequest
+from django_rlock.locks.acquire import take_serialized as take
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.flows import ends
@@ -101,9 +101,9 @@ class Sharer(Visitor):
             return "lost"
 
     async def _stay(self) -> None:
-        await self.lock._engine.prolong(self.lock, self.driver, self.owner, 2 * self.asks)
+        await self.lock._engine.extend(self.lock, self.driver, self.owner, 2 * self.asks)
         await take(self.lock, self.driver, AcquireRequest(self.owner, None, self.asks))
-        await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+        await self.lock._engine.release(self.lock, self.driver, self.owner)
         await suspend("inside")
 
 

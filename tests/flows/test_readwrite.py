@@ -10,7 +10,7 @@ import pytest
 from django_rlock import ReadLock, WriteLock
 from django_rlock._redis.keys import readwrite_channel, writers_key
 from django_rlock.locks import BaseLock
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from tests.flows.exploring import explore
 from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Returner, Visitor, suspend
@@ -50,12 +50,12 @@ class SteppingDown(Visitor):
         self.world.enter(self)
         assert await read._engine.take(read, self.driver, AcquireRequest(self.owner, wait, LEASE))
         self.lock = read  # others may read from when the server has the command
-        await write._engine.give_back(write, self.driver, self.owner)
+        await write._engine.release(write, self.driver, self.owner)
         if self.for_good:
             return "served"
         await suspend("inside")
         self.world.inside.remove(self)
-        await read._engine.give_back(read, self.driver, self.owner)
+        await read._engine.release(read, self.driver, self.owner)
         return "served"
 
     def local_state(self) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_rlock._transport.identity import Owner
-from django_rlock.locks import engine, watchdog
+from django_rlock.locks import acquire, ownership, release, watchdog
 from django_rlock.locks.attempt import Attempt
 from models.checker import walk
 from tests.flows.stepping import SteppingDriver
@@ -88,8 +88,8 @@ def use_a_name_twice(patch):
 
 
 def leave_undone(patch):
-    patch.setattr(engine, "clean_up", lambda *_args, **_options: None)
-    patch.setattr(watchdog, "clean_up", lambda *_args, **_options: None)
+    for module in (acquire, release, ownership, watchdog):
+        patch.setattr(module, "clean_up", lambda *_args, **_options: None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
 from django_rlock.exceptions import RLockError
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock, Release
 from django_rlock.locks.watchdog import note_loss
@@ -222,7 +222,7 @@ class Walker(Visitor):
             with suppress(RLockError, asyncio.CancelledError):
                 if await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, 0, None, once=True)):
                     await suspend("inside")
-                    await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+                    await self.lock._engine.release(self.lock, self.driver, self.owner)
 
 
 class Walk:

@@ -13,7 +13,7 @@ from django_rlock import FairLock
 from django_rlock._redis.keys import queue_key
 from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.watchdog import note_loss
 from models import fairlock
@@ -63,7 +63,7 @@ class Walker(Visitor):
         with suppress(asyncio.CancelledError):
             await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, None, None))
             await suspend("inside")
-            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+            await self.lock._engine.release(self.lock, self.driver, self.owner)
 
 
 class Walk:

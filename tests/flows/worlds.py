@@ -12,8 +12,8 @@ import redis
 from django_rlock._redis.keys import alive_key, queue_key
 from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock._transport.worker import CleanUps, worker
-from django_rlock.locks.callers import NAMED_CALLS
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.mutex import NAMED_CALLS
 from tests.eventually import PATIENCE
 from tests.flows.stepping import NAME, Action, Actor, Beater, Process, SteppingDriver, Visitor, Waiter
 

@@ -42,8 +42,8 @@ from django_rlock._transport.quorum.votes import (
 )
 from django_rlock._transport.worker import AGAIN_AFTER
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import engine, watchdog
-from django_rlock.locks.attempt import AcquireRequest
+from django_rlock.locks import acquire, ownership, release, watchdog
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
@@ -590,7 +590,7 @@ class Client:
         if self.hold.is_lost(self.clock()) and not renewed:
             self.left_to_lease.add(self.hold.owner_id)
         with suppress(RLockError):
-            await lock._engine.give_back(lock, driver, self.owner)
+            await lock._engine.release(lock, driver, self.owner)
         return True
 
     async def visit_again(self, stay: float) -> None:
@@ -599,7 +599,7 @@ class Client:
                 self.lock, self.driver, AcquireRequest(self.owner, 1.0, self.world.setting.lease)
             )
             await suspend(self.clock() + stay)
-            await self.lock._engine.give_back(self.lock, self.driver, self.owner)
+            await self.lock._engine.release(self.lock, self.driver, self.owner)
 
     def enter(self, began: float, asked: float) -> None:
         world = self.world
@@ -708,8 +708,7 @@ def simulated(settings: Any, setting: Setting, seed: int) -> Iterator[World]:
     state = random.getstate()
     random.seed(seed)
     patches: list[Any] = [
-        mock.patch.object(engine, "clean_up", clean_up),
-        mock.patch.object(watchdog, "clean_up", clean_up),
+        *[mock.patch.object(each, "clean_up", clean_up) for each in (acquire, release, ownership, watchdog)],
     ]
     logging.disable(logging.CRITICAL)
     try:

@@ -16,7 +16,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._monitoring.reading import asking
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import force_release, iter_locks, listed_aliases, lock_info, lock_infos
-from django_rlock.locks import engine, watchdog
+from django_rlock.locks import acquire, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.middleware import LockMiddleware
@@ -128,13 +128,13 @@ def test_a_thread_that_is_late_is_not_told_that_it_holds_the_lock(nodes, patient
     def stall(hold):
         watch(hold)
         hold.deadline = monotonic()
-        monkeypatch.setattr(engine, "watch", watch)
+        monkeypatch.setattr(acquire, "watch", watch)
 
     lock = RedLock("x", using="quorum")
-    monkeypatch.setattr(engine, "watch", stall)
+    monkeypatch.setattr(acquire, "watch", stall)
     assert lock.acquire(blocking=False) is False
     eventually(lambda: not any(holders(nodes)))
-    monkeypatch.setattr(engine, "watch", stall)
+    monkeypatch.setattr(acquire, "watch", stall)
     assert lock.acquire(wait_time=30)
     assert not lock.lost
     lock.release()

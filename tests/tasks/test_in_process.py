@@ -370,7 +370,7 @@ def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
         "_tasks/holders.py",
         "identity.py",
         "interruptions.py",
-        "locks/callers.py",
+        "locks/release.py",
     )
     task = make(body)
     task.apply()

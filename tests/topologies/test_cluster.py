@@ -26,7 +26,7 @@ from django_rlock._transport.servers import _ask_slots, cluster_client, server, 
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.checks import check_settings
 from django_rlock.inspection import iter_locks
-from django_rlock.locks import engine
+from django_rlock.locks import release
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_renewed
 from tests.bindings import visit_alone
@@ -95,7 +95,7 @@ async def test_nodes_that_disagree_are_given_time(binding, topology):
 
 
 async def test_slot_moves_under_load(binding, kind, topology, monkeypatch):
-    monkeypatch.setattr(engine, "RELEASE_PATIENCE", 20.0)  # a slow machine moves a slot for longer than a second
+    monkeypatch.setattr(release, "RELEASE_PATIENCE", 20.0)  # a slow machine moves a slot for longer than a second
     inside: list[object] = []
     served = [0] * 4
     moved = threading.Event()

@@ -16,7 +16,7 @@ from django.test import TestCase
 from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.transactions import OFTEN
+from django_rlock.locks.release import OFTEN
 from tests.background import is_handed_over, until_clean
 from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED, eventually

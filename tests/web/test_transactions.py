@@ -17,7 +17,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_rlock import LockLostError, LockUnavailableError, distributed_lock, rlock
-from django_rlock.locks.transactions import OFTEN
+from django_rlock.locks.release import OFTEN
 from django_rlock.signals import lock_lost
 from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED

@@ -1,0 +1,272 @@
+"""The flow that acquires a lock: for a thread or task, for a named owner, and once more for an owner that holds it.
+
+An unknown outcome never leaves a lock without renewal, or one renewed forever. Only what the flow returns as held is
+renewed; anything else that may have been granted is undone in the background, under an owner id that is not used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from django_rlock import signals
+from django_rlock._redis.scripts import OK
+from django_rlock._transport.bridges import whereabouts
+from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall
+from django_rlock._transport.identity import BRIDGE, Owner
+from django_rlock._transport.worker import clean_up
+from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
+from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.batches import BatchHold
+from django_rlock.locks.holds import HOLDS, INSPECTOR
+from django_rlock.locks.kinds import AbstractLock, Named
+from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
+from django_rlock.locks.records import Hold, Key, calling_line, key_of
+from django_rlock.locks.release import check_keep, finish_later, release_at_job_end
+from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
+from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch
+from django_rlock.settings import QUORUM_KIND, AliasSettings, settings_of
+
+
+class AcquireRequest:
+    """The parameters of one acquire.
+
+    ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
+    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
+    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
+    taken; otherwise the caller logs it.
+
+    After an acquire that did not succeed, ``failed`` is the attempt.
+    """
+
+    __slots__ = ("failed", "lease", "logs", "once", "owner", "scoped", "wait")
+
+    failed: Attempt
+
+    def __init__(
+        self,
+        owner: Owner,
+        wait: float | None,
+        lease: float | None,
+        scoped: int = 0,
+        once: bool = False,
+        logs: bool = True,
+    ) -> None:
+        self.owner = owner
+        self.wait = wait
+        self.lease = lease
+        self.scoped = scoped
+        self.once = once or wait == 0
+        self.logs = logs
+
+    def lease_under(self, options: AliasSettings) -> float:
+        """The lease to request from the server, in seconds."""
+        return options.watchdog_timeout if self.lease is None else self.lease
+
+    def until(self, now: float) -> float | None:
+        """When a wait that begins now ends."""
+        return None if self.wait is None else now + self.wait
+
+
+@a_call
+async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
+    """Take the lock, and report a failure once, however often a MultiLock tries its members. Raises LockTimeoutError
+    if a block cannot be entered."""
+    started, owner = driver.now(), request.owner
+    if owner.in_pool or (owner.thread and hasattr(BRIDGE, "task_context")):
+        release_at_job_end(lock, owner)
+    if lock.at_least is not None:
+        check_keep(lock, lock.at_least)
+    before = owner.is_calling and refuse_nested(lock)
+    try:
+        owner.is_calling = True
+        taken = await (
+            _take_named(lock, driver, request) if owner.is_named else lock._engine.take(lock, driver, request)
+        )
+        if not taken:
+            request.failed.check_speed()
+    except LockUnavailableError as error:
+        about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
+        signals.lock_unavailable.notify(about, waited=driver.now() - started, reason=error.reason)
+        raise
+    finally:
+        owner.is_calling = before
+    if not taken:
+        waited = driver.now() - started
+        report_timed_out(request.failed, waited, request.logs)
+        if request.scoped:
+            raise await _timed_out(driver, request, waited)
+    elif lock.at_least is not None:
+        for hold in HOLDS.of_lock(lock, owner):
+            hold.keep_for(lock.at_least, driver.now())
+    return taken
+
+
+async def _timed_out(driver: Driver, request: AcquireRequest, waited: float) -> LockTimeoutError:
+    lock, left_ms = request.failed.lock, request.failed.left_ms
+    holder = await driver.call(describe_holder, lock) if request.logs else None
+    return LockTimeoutError(
+        lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
+    )
+
+
+def describe_holder(lock: Named) -> str | None:
+    """The holder in one line, with its current place in the code if it is in this process."""
+    here = next((whereabouts(each.owner) for each in HOLDS.held_against(lock)), None)
+    return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
+
+
+def take_serialized(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> Coroutine[Any, Any, bool]:
+    """Take the lock. The calls of a named owner run one after another, in all threads and tasks that use the name."""
+    flow = _take_named if request.owner.is_named else lock._engine.take
+    return flow(lock, driver, request)
+
+
+async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
+    until = request.until(driver.now())
+    taken = False
+    try:
+        with NAMED_CALLS.join(key_of(lock, request.owner)) as call:
+            if not await call.acquire(lock, driver, until):
+                lease = request.lease_under(settings_of(lock.using))
+                request.failed = Attempt(lock, driver, request.owner, request.owner.owner_id, lease, until)
+                return False
+            if until is not None:
+                request.wait = max(until - driver.now(), 0.0)
+            taken = bool(await lock._engine.take(lock, driver, request))
+    except BaseException:
+        if taken and (hold := HOLDS.get(lock, request.owner)):  # its end was interrupted
+            hold.scoped -= request.scoped
+            hold.count -= 1
+            finish_later(lock, hold, request.owner)
+        raise
+    return taken
+
+
+async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
+    """Take the lock; returns False if it was still taken at the end of the wait.
+
+    A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
+    """
+    options = settings_of(lock.using)
+    if (options.nodes is None) is (lock.kind == QUORUM_KIND):
+        options.check_kind(lock.kind)
+    owner, started, lease = request.owner, driver.now(), request.lease_under(options)
+    key = key_of(lock, owner)
+    outer = HOLDS.at(key) if HOLDS.table else None
+    give_up_at = until = request.until(started)
+    if outer is not None and not note_loss(outer, started):
+        attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)
+        attempt.kind.begin(attempt, started)
+        await _enter_again(lock, attempt, outer, request)
+        return True
+    while True:
+        # After a loss the owner has a new owner id, so late clean-up of the old hold cannot touch the new one.
+        attempt = Attempt(lock, driver, owner, owner.owner_id, lease, until)
+        attempt.kind.begin(attempt, started)
+        attempt.renewed = request.lease is None
+        try:
+            # A process that is subscribed to wake-ups may join the queue by its first try, so ``wait`` makes it.
+            granted = (request.once or not driver.channels) and await attempt.once()
+            if not granted and not request.once:
+                granted = await attempt.wait()
+            if granted and _note_taken(lock, attempt, request, key, outer, started):
+                return True
+            if granted or attempt.in_doubt:
+                abandon(lock, driver, owner, attempt.undo(), lease)
+        except BaseException:
+            HOLDS.restore(key, outer)
+            abandon(lock, driver, owner, attempt.undo(), lease, attempt.in_doubt)
+            raise
+        give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
+        if not granted or request.once or driver.now() >= give_up_at:
+            request.failed = attempt
+            return False
+
+
+def _note_taken(
+    lock: AbstractLock, attempt: Attempt, request: AcquireRequest, key: Key, outer: Hold | None, started: float
+) -> bool:
+    """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
+    hold = Hold(key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token)
+    hold.lease_from(hold.since, attempt.lease, renewed=request.lease is None)
+    if attempt.granted_until is not None:
+        hold.granted_until(attempt.granted_until)
+    if attempt.granted_at >= hold.deadline:
+        return False
+    if outer is not None:
+        hold.outlives(outer)
+    if attempt.in_doubt:
+        expect_copies(hold, attempt.lease)
+        hold.asker = attempt.asker
+    hold.scoped += request.scoped
+    hold.line = calling_line()
+    HOLDS.put(hold)
+    watch(hold)
+    waited = attempt.sent_at - started
+    if waited >= LONG_WAIT and attempt.was_refused:
+        count_wait(lock, hold.key, hold.caller_name, waited)
+    report_acquired(lock, hold.owner_id, 1, waited)
+    if hold.lost is None and attempt.driver.now() < hold.deadline:
+        return True
+    note_loss(hold, attempt.driver.now())  # after it was reported as acquired
+    HOLDS.restore(key, outer)
+    return False
+
+
+async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request: AcquireRequest) -> None:
+    driver, until = attempt.driver, attempt.until
+    # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
+    lease = max(attempt.lease, hold.deadline - driver.now())
+    call = attempt.acquire_call(hold.count + 1, lease)
+    try:
+        reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
+    except BaseException:
+        hold.owner.renew_name()
+        raise
+    if call.sends > 1:
+        hold.owner.renew_name()
+    if hold not in HOLDS:
+        # Under a name that threads or tasks share: a release waited for this call, but not as long as it took.
+        raise LockUnavailableError(
+            lock.name,
+            reason="another thread or task with the same owner= released it during this acquire",
+            advice="Try again. If the lock is still held on the server, it is free when its lease ends.",
+        )
+    if reply[1] != OK:
+        lose(hold, "it was gone when its owner took it again")
+        raise hold.lost_error()
+    count, scoped = hold.count, hold.scoped
+    try:
+        hold.lease_from(call.sent_at, lease, renewed=request.lease is None or hold.renewed)
+        hold.count += 1
+        hold.scoped += request.scoped
+        watch(hold)
+        report_acquired(lock, hold.owner_id, hold.count, 0.0)
+        refuse_lost(hold, driver.now())
+    except BaseException:  # lost, or from a signal handler; for the caller the lock was not re-entered
+        hold.count, hold.scoped = count, scoped
+        watch(hold)
+        raise
+
+
+def abandon(
+    lock: AbstractLock, driver: Driver, owner: Owner, undo: ScriptCall | None, lease: float, in_doubt: bool = True
+) -> None:
+    """Clean up after an attempt that was given up: the server may have granted the lock, or may still grant it.
+
+    It is undone in the background, at any time, because the owner never uses that owner id again. A name chosen by
+    the caller cannot be changed: only its place in the queue is given up, if the kind has one, and a lock that was
+    granted to it ends with its lease.
+    """
+    if undo is None:
+        return
+    owner.renew_name()
+    # Repeat this if the acquire, or a copy of it, may arrive after the first clean-up.
+    clean_up(lock.using, undo, driver.now() + lease, again=in_doubt)
+
+
+def expect_copies(hold: Hold | BatchHold, lease: float) -> None:
+    """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
+    hold.late_lease = lease
+    hold.owner.renew_name()

@@ -1,0 +1,169 @@
+"""One call at a time for each lock and owner: nested calls are refused; those of a named owner wait in a FIFO mutex."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import partial, update_wrapper
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from django_rlock._core import process
+from django_rlock._transport.calls import Driver, run_flow
+from django_rlock._transport.identity import Owner
+from django_rlock.locks.holds import WAITS
+from django_rlock.locks.kinds import AbstractLock
+from django_rlock.locks.records import Key, key_of
+
+# --- nested calls -----------------------------------------------------------------------------------------------------
+
+Flow = TypeVar("Flow", bound=Callable[..., object])
+
+_calls: set[CodeType] = set()
+"""The code objects of flows that take or release a lock, with the index of their argument ``lock``."""
+
+
+def a_call(flow: Flow) -> Flow:
+    """Mark a flow that no other flow for the same lock and owner may interrupt."""
+    _calls.add(flow.__code__)
+    return flow
+
+
+def refuse_nested(lock: AbstractLock) -> bool:
+    """Raise RuntimeError if the running flow interrupts a flow for the same lock and owner; returns whether it
+    interrupts any flow.
+    """
+    names = {(part.using, part.name) for part in lock.parts}
+    frame = _current_frame(1)
+    while frame is not None and frame.f_code is not run_flow.__code__:
+        frame = frame.f_back  # the running flow's own
+    interrupts = False
+    while frame is not None:
+        if frame.f_code in _calls:
+            interrupts = True
+            other = frame.f_locals["lock"]
+            if other.owner == lock.owner and any((part.using, part.name) in names for part in other.parts):
+                raise RuntimeError(
+                    f"A signal handler, a __del__ method or a receiver of signals takes or releases lock {lock.name!r} "
+                    f"inside a call that does so for the same owner. Let it set a flag for the interrupted code, or "
+                    f"start a thread that takes the lock."
+                )
+        frame = frame.f_back
+    return interrupts
+
+
+_current_frame: Callable[[int], FrameType | None] = sys._getframe
+
+
+# --- the calls of named owners ----------------------------------------------------------------------------------------
+
+# A FIFO mutex for each named owner of a lock: its calls run one after another, in the order of their arrival.
+#
+# The threads and tasks of this process that use one ``owner=`` for one lock share one hold. A signal may end a call at
+# any point, so this is a queue of weak references instead of a mutex with a state of its own: an entry belongs to its
+# call alone, and ends at the latest when the call's frames are gone.
+
+S = TypeVar("S", bound="AbstractLock")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""How long a call waits at least for an earlier call that does not sleep, in seconds: that call takes the time of a
+command."""
+_PAUSES = 0.001, 0.02
+
+
+class QueuedCall:
+    """One call in the queue. As a context manager it leaves the queue at its end."""
+
+    __slots__ = ("__weakref__", "_queue", "is_over", "key")
+
+    def __init__(self, queue: list[weakref.ref[QueuedCall]], key: Key) -> None:
+        self._queue = queue
+        self.key = key
+        self.is_over = False
+
+    async def acquire(self, lock: AbstractLock, driver: Driver, until: float | None) -> bool:
+        """Wait for the earlier calls with this key until the monotonic time ``until`` (None: no limit), or a little
+        longer for a call that is about to end; returns False if some have not ended. Raises RuntimeError if this call
+        interrupts the call that it would wait for.
+        """
+        if not self._is_first():
+            refuse_nested(lock)
+        patient_until, pause = driver.now() + PATIENCE, _PAUSES[0]
+        while not self._is_first():
+            now = driver.now()
+            if until is not None and now >= until and (now >= patient_until or self._is_waited_for()):
+                return False
+            await driver.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])
+        return True
+
+    def _is_first(self) -> bool:
+        for each in list(self._queue):
+            other = each()
+            if other is self:
+                break
+            if other is not None and other.key == self.key and not other.is_over:
+                return False
+        return True
+
+    def _is_waited_for(self) -> bool:
+        """Whether an earlier call waits for the lock itself, which may take long."""
+        return any(wait.key == self.key for wait in WAITS.snapshot())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_over = True
+        with contextlib.suppress(ValueError):  # a forked child has another queue
+            self._queue.remove(weakref.ref(self))
+
+
+class FifoMutex:
+    """The queued calls of all keys, in the order of their arrival; added and removed by single calls into C."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._queue: list[weakref.ref[QueuedCall]] = []
+
+    def join(self, key: Key) -> QueuedCall:
+        call = QueuedCall(self._queue, key)
+        self._queue.append(weakref.ref(call, self._queue.remove))
+        return call
+
+
+NAMED_CALLS = FifoMutex()
+process.on_fork("holds", NAMED_CALLS.forget)
+
+
+def serialized(
+    flow: Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, Driver, Owner, P], Coroutine[Any, Any, T]]:
+    """Make calls of a flow wait for each other if they come from a named owner that several threads or tasks share.
+
+    A call does not wait for another call that itself waits for the lock: in that case this process holds nothing.
+    """
+
+    def call(lock: S, driver: Driver, owner: Owner, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
+        # The call without a star makes the coroutine. Python 3.11 runs pending signal handlers after one with a star,
+        # before the coroutine could be awaited.
+        run = partial(flow, lock, driver, owner, *args, **options)
+        return serialize(lock, driver, owner, run) if owner.is_named else run()
+
+    update_wrapper(call, flow)
+    return call
+
+
+async def serialize(lock: AbstractLock, driver: Driver, owner: Owner, run: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a flow after the earlier calls of a named owner."""
+    with NAMED_CALLS.join(key_of(lock, owner)) as call:
+        await call.acquire(lock, driver, driver.now())
+        return await run()

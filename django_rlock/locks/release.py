@@ -1,0 +1,384 @@
+"""The flow that releases a lock; and releases that nobody calls: as a block or a pool's job ends, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from copy import copy
+from functools import partial, update_wrapper
+from inspect import signature
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+from django.db import connections
+
+from django_rlock._core.callbacks import log, post
+from django_rlock._core.interruptions import Method, guarded
+from django_rlock._redis.keys import MOST_KEPT
+from django_rlock._transport.bridges import Job, running_job
+from django_rlock._transport.calls import Driver, ScriptCall, run_flow
+from django_rlock._transport.identity import Owner, current_owner, thread_owner
+from django_rlock._transport.registry import sync_driver
+from django_rlock._transport.worker import clean_up
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.locks.holds import HOLDS, NOTHING, Before, not_owned
+from django_rlock.locks.kinds import AbstractLock, Named
+from django_rlock.locks.mutex import a_call, refuse_nested, serialize
+from django_rlock.locks.options import RELEASE_PATIENCE
+from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
+from django_rlock.locks.statistics import count_hold, report_released
+from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_rlock.locks")
+
+# --- the flow ---------------------------------------------------------------------------------------------------------
+
+
+def release(
+    lock: AbstractLock, driver: Driver, owner: Owner, blocks: int = 0, begun: set[object] | None = None
+) -> Coroutine[Any, Any, None]:
+    """Release one hold; ``blocks`` is 1 if a block ends with it. Once the release has started, it adds the lock to
+    ``begun``, and handles interruptions from then on."""
+    if owner.is_named:
+        if blocks:
+            leave_block(lock, owner)
+        return serialize(lock, driver, owner, partial(_release, lock, driver, owner, 0, begun))
+    return _release(lock, driver, owner, blocks, begun)
+
+
+@a_call
+async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int, begun: set[object] | None) -> None:
+    hold = HOLDS.get(lock, owner)
+    if hold is not None:
+        hold.scoped -= blocks
+    before = owner.is_calling and refuse_nested(lock)
+    if hold is None:
+        await _release_unknown(lock, driver, owner)
+        return
+    now = driver.now()
+    if (hold.lost is not None or now >= hold.deadline) and note_loss(hold, now):
+        _drop_lost(hold)
+        raise hold.lost_error()
+    try:
+        owner.is_calling = True
+        hold.count -= 1
+        if begun is not None:
+            begun.add(lock)
+        if hold.count == 0:
+            HOLDS.remove(hold)  # before the command, so that no renewal starts
+        kind = lock._kind  # it may be another than that of the object which took the lock
+        call = hold.keep_call() if hold.kept_until and hold.count == 0 else None
+        call = call or kind.release(lock, hold.owner_id, hold.count, hold.lease)
+        reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
+    except BaseException as error:
+        finish_later(lock, hold, owner)
+        if isinstance(error, LockUnavailableError):
+            raise release_failed(lock, error, hold.deadline - driver.now()) from error
+        raise
+    finally:
+        owner.is_calling = before
+        if hold.lost_below:
+            HOLDS.uncover_lost(hold)
+    note_released(lock, hold, call, reply[1] == 1, driver.now())
+    if hold.count:
+        hold.lease_from(call.sent_at, hold.lease, hold.renewed)
+        watch(hold)
+
+
+def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: float) -> None:
+    """Handle the server's reply to a release."""
+    if hold.renewing or call.sends > 1:
+        hold.owner.renew_name()  # late commands must not affect its next hold
+    # "Not yours", to a last release that was sent twice: the first copy did it. After an inner one it is held.
+    was_executed = hold.count == 0 and call.sends > 1 and now < hold.deadline
+    if not owned and not was_executed:
+        lose(hold, FREED)
+        raise hold.lost_error()
+    if hold.count == 0:
+        if hold.late_lease:
+            free_behind(hold, now)
+        count_hold(hold, now)
+        report_released(lock, hold, now)
+
+
+async def _release_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> None:
+    """Release a lock of which this process has no hold: a named owner may have taken it in another process."""
+    if owner.is_named:
+        if lock.at_least is None:
+            call = lock._kind.release(lock, owner.owner_id, 0, lock._settings.watchdog_timeout)
+        else:
+            call = lock._kind.keep(lock, owner.owner_id, lock.at_least)
+        reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
+        if reply[1] == 1:
+            return
+    raise not_owned(lock, owner)
+
+
+def finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
+    owner.renew_name()
+    if hold.count == 0:
+        HOLDS.remove(hold)
+    # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
+    if hold.count == 0 and not owner.is_named:
+        call = hold.keep_call() or lock._kind.release(lock, hold.owner_id, 0, hold.lease)
+        clean_up(lock.using, call, hold.deadline)
+        free_behind(hold, hold.deadline)
+    HOLDS.uncover_lost(hold)
+
+
+def release_later(hold: Hold) -> None:
+    """Release one of an owner's holds in the background."""
+    hold.count -= 1
+    finish_later(hold.lock, hold, hold.owner)
+
+
+def release_failed(lock: Named, error: LockUnavailableError, left: float) -> LockUnavailableError:
+    return LockUnavailableError(
+        lock.name,
+        reason=f"it could not be released: {error.reason}",
+        advice=f"It was held until now; it frees itself in {max(left, 0):.1f} s, if not before.",
+    )
+
+
+def _drop_lost(hold: Hold) -> None:
+    """End one level of a lost hold, after its error was raised there."""
+    hold.count -= 1
+    if hold.count <= 0:
+        HOLDS.remove(hold)
+        HOLDS.uncover_lost(hold)
+
+
+def leave_later(lock: AbstractLock, owner: Owner) -> None:
+    """Leave a block in code that must not wait for the server: the background thread releases the lock."""
+    if owner.is_named:  # another thread or task with the name may release first
+        post(run_flow, lock._exit, (sync_driver(lock.using), owner, InterruptedError()))
+        return
+    for part in lock.parts:
+        if hold := HOLDS.get(part, owner):
+            hold.scoped -= 1
+            release_later(hold)
+
+
+def leave_block(lock: AbstractLock, owner: Owner) -> None:
+    if hold := HOLDS.get(lock, owner):
+        hold.scoped -= 1
+
+
+def check_keep(lock: AbstractLock, seconds: float) -> None:
+    """Raise ValueError if the lock cannot be kept for that time after its release."""
+    for part in lock.parts:
+        part._kind.check_keep(part, seconds)
+
+
+# --- the end of a block -----------------------------------------------------------------------------------------------
+
+# The ends of blocks. A block belongs to the owner that entered it, also if its end runs elsewhere: the end of a dropped
+# generator may run in another thread or task. And a block is left even if its ``with`` statement was interrupted before
+# it could leave it.
+#
+# Python looks up ``__exit__`` before it calls ``__enter__``; so that is the time to note the owner.
+
+
+def released_when_dropped(exit_block: Method) -> Method:
+    """Pass the ``owner`` that enters the block to an ``__exit__`` with such a parameter, and make it release the lock
+    if it is dropped. The class is a lock, or has a ``lock`` that ``__enter__`` takes.
+
+    A lock with ``owner=`` is not released, because other threads may have entered blocks under the same name.
+    """
+    return cast("Method", _ExitMethod(exit_block))
+
+
+class _ExitMethod:
+    _has_lock: bool
+
+    def __init__(self, exit_block: Callable[..., object]) -> None:
+        self._exit_block = exit_block
+        self._wants_owner = "owner" in signature(exit_block).parameters
+
+    def __set_name__(self, kind: type, _name: str) -> None:
+        self._has_lock = hasattr(kind, "lock")
+
+    def __get__(self, block: Any, _kind: type) -> Callable[..., object]:
+        if block is None:  # by contextlib.ExitStack, among others
+            return _for(thread_owner(), self._exit_block) if self._wants_owner else self._exit_block
+        lock, owner = block.lock if self._has_lock else block, thread_owner()
+        around = HOLDS.before(_keys_of(lock, owner), lock._depth) if HOLDS.table else _NOTHING_HELD
+        release = partial(_release_new, lock, owner, around)
+        return guarded(self._exit_block, block, release, owner if self._wants_owner else None)
+
+
+def left_by_its_owner(exit_block: Method) -> Method:
+    """Pass the ``owner`` that enters the block to an ``__aexit__``."""
+    return cast("Method", _AsyncExitMethod(exit_block))
+
+
+class _AsyncExitMethod:
+    def __init__(self, exit_block: Callable[..., object]) -> None:
+        self._exit_block = exit_block
+
+    def __get__(self, block: Any, _kind: type) -> Callable[..., object]:
+        if block is None:
+            return _for(current_owner(), self._exit_block)
+        return partial(self._exit_block, block, owner=current_owner())
+
+
+def _for(owner: Owner, exit_block: Callable[..., object]) -> Callable[..., object]:
+    def leave(block: Any, *error: Any) -> object:
+        return exit_block(block, *error, owner=owner)
+
+    return update_wrapper(leave, exit_block)
+
+
+_NOTHING_HELD: Mapping[Key, Before] = {}
+
+
+def _keys_of(lock: Any, owner: Owner) -> list[Key]:
+    return [key_of(part, owner) for part in lock.parts]
+
+
+def _release_new(lock: Any, owner: Owner, around: Mapping[Key, Before]) -> None:
+    """Release the holds of a lock that a statement has taken in addition to those ``around`` it."""
+    keys = _keys_of(lock, owner)
+    if HOLDS.has_none(keys) or thread_owner() is not owner:
+        return
+    for part, key in zip(lock.parts, keys, strict=True):
+        hold, former = HOLDS.at(key), around.get(key, NOTHING)
+        if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
+            leave_interrupted(lock, part, hold, former.blocks)
+
+
+def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
+    """Release the hold of a block of the running thread whose ``__exit__`` was interrupted, of one of the lock's parts.
+
+    ``blocks`` is the number of enclosing blocks.
+    """
+    hold.scoped = blocks + 1
+    if part.until_commit != lock.until_commit:
+        part = copy(part)
+        part.until_commit = lock.until_commit
+    run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))
+
+
+# --- the end of a pool's job ------------------------------------------------------------------------------------------
+
+
+def release_at_job_end(lock: AbstractLock, owner: Owner) -> None:
+    """Before a pool's thread takes a lock: make sure that the end of its job releases locks that are still held.
+
+    Raises RuntimeError if the job consists only of the call that takes the lock.
+    """
+    job = running_job(owner)
+    if job is None:
+        return
+    parts = {key_of(part, owner): part for part in lock.parts}
+    new = [key for key in parts if key not in job.at_end]
+    before = HOLDS.before(new, lock._depth)
+    for key in new:
+        job.at_end[key] = partial(_release_left, job, lock, parts[key], key, before.get(key, NOTHING))
+
+
+def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, former: Before) -> None:
+    for _ in range(lock._depth(key)[0] - former.depth):
+        hold = HOLDS.at(key)
+        if hold is None or (job.is_of_request and hold.context is not None):
+            return  # the middleware releases it at the end of the request
+        log(
+            logger, logging.WARNING,
+            "Lock %r was still held when a job of the pool's thread %r ended; it is released now. Use 'with', release "
+            "the lock in the same job, or use owner=.",
+            part.name, hold.caller_name,
+        )  # fmt: skip
+        leave_interrupted(lock, part, hold, former.blocks)
+
+
+# --- inside a transaction ---------------------------------------------------------------------------------------------
+
+OFTEN = 100
+"""How often a line or a function is checked each time, and then each how many times: whether it runs inside a
+transaction hardly ever changes, and checking takes time."""
+SELDOM = 10
+"""After OFTEN checks of a line, only one in this number of its releases is checked with its caller, and of these only
+one in this number is checked for a transaction."""
+_entries: dict[tuple[int, ...], int] = {}
+"""How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
+objects, and the instructions in them."""
+_warned: set[tuple[str, str]] = set()
+"""The lines, with the lines that called them, for which a warning was logged."""
+_BETWEEN = PACKAGE, contextlib.__file__
+"""Files whose frames are neither a helper nor its caller."""
+
+
+def warn_before_commit(lock: AbstractLock, frames: int) -> None:
+    """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
+    of this package below the line."""
+    frame = sys._getframe(frames)
+    if frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = _outside(frame)
+    # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
+    if not _is_due((id(frame.f_code), frame.f_lasti)):
+        return
+    caller = frame if frame.f_back is None else _outside(frame.f_back)
+    if not _is_due((id(frame.f_code), frame.f_lasti, id(caller.f_code), caller.f_lasti)):
+        return
+    found = open_databases()
+    # An outer hold is released later.
+    if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
+        _tell_once(lock, found[0].alias, _line(frame), _line(caller))
+
+
+def _is_due(place: tuple[int, ...]) -> bool:
+    """Count a release at a place, and say whether to look at it closer."""
+    entries = _entries.get(place, 0)
+    _entries[place] = entries + 1
+    if len(_entries) > 8 * MOST_KEPT:
+        _entries.clear()
+    return entries < OFTEN or entries % SELDOM == 0
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """The frame, or the first one around it that is the project's: a helper's, or its caller's."""
+    while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _tell_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
+    if (line, caller) in _warned:
+        return
+    _warned.add((line, caller))
+    log(
+        logger,
+        logging.WARNING,
+        "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next owner "
+        "reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
+        "until_commit=True). To accept that, write until_commit=False.",
+        line,
+        caller,
+        lock.name,
+        alias,
+    )
+
+
+def is_to_be_checked(entries: int) -> bool:
+    """Whether to check for an open transaction after this number of entries."""
+    return entries < OFTEN or entries % OFTEN == 0
+
+
+def open_databases() -> list[BaseDatabaseWrapper]:
+    """The connections of this thread with an open transaction, apart from the one around a test case."""
+    used = connections.all(initialized_only=True)
+    return [connection for connection in used if connection.in_atomic_block and is_open(connection)]
+
+
+def is_open(connection: BaseDatabaseWrapper) -> bool:
+    of_tests = [getattr(block, "_from_testcase", False) for block in connection.atomic_blocks]
+    return not all(of_tests)
