@@ -12,7 +12,7 @@ from django_rlock._transport.identity import thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import rlock
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.batches import LockGroup
+from django_rlock.locks.groups import LockGroup
 
 LOCKS, ROUNDS, PAIRS = 100, 25, 10
 QUICK_LOCKS, QUICK_ROUNDS, QUICK_PAIRS = 10, 2, 2

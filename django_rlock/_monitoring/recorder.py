@@ -30,10 +30,9 @@ from django_rlock._redis.keys import HISTORIES, history_key, recent_field, recen
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import Command, Commands, commands_to
 from django_rlock._transport.servers import SERVER_ERRORS
-from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Group
-from django_rlock.locks.records import Hold
+from django_rlock.locks.records import BatchHold, Hold
 from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
 from django_rlock.settings import get_settings
 

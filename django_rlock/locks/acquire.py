@@ -17,11 +17,10 @@ from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
-from django_rlock.locks.records import Hold, Key, calling_line, key_of
+from django_rlock.locks.records import BatchHold, Hold, Key, calling_line, key_of
 from django_rlock.locks.release import check_keep, finish_later, release_at_job_end
 from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
 from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch

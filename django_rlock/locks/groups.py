@@ -3,21 +3,156 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, TypeVar
 
-from django_rlock._transport.calls import Driver, ScriptCall
+from django_rlock._redis import keys, scripts
+from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, prepare
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks import release
-from django_rlock.locks.batches import BatchHold, LockGroup, places, sliced
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import AbstractLock
-from django_rlock.locks.options import RELEASE_PATIENCE
-from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.kinds import FENCED, PLAIN, TOGETHER, AbstractLock, Group, group_of
+from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
+from django_rlock.locks.records import BatchHold, Hold, Key, key_of
 from django_rlock.locks.statistics import count_group, reports_release
 from django_rlock.locks.watchdog import free_behind
 from django_rlock.settings import settings_of
+
+T = TypeVar("T")
+
+MOST_TOGETHER = 1000
+"""How many locks one script takes or frees at most; it blocks the server meanwhile."""
+
+
+class LockGroup:
+    """Locks of one alias and place. Its keys are packed once, so a lock that is taken often keeps its group.
+
+    ``in_order`` are the locks as its scripts number them. ``divided`` are its parts by slot, if its server turned out
+    to divide its keys into slots. Raises ValueError for locks of several aliases, because one script runs on one
+    server.
+    """
+
+    __slots__ = (
+        "_counted",
+        "_fenced",
+        "_sides",
+        "_to_free",
+        "_to_take",
+        "divided",
+        "in_order",
+        "locks",
+        "members",
+        "name",
+        "settings",
+        "using",
+    )
+
+    def __init__(self, locks: Iterable[AbstractLock]) -> None:
+        self.locks = tuple(locks)
+        self.members = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
+        aliases = sorted({using for using, *_ in self.members})
+        if len(aliases) > 1:
+            raise ValueError(
+                f"One script cannot take locks of several aliases ({', '.join(aliases)}); use a MultiLock."
+            )
+        (self.using,) = aliases
+        self.settings = settings_of(self.using)
+        self.name = ", ".join([lock.name for lock in self.locks])
+        self.divided: list[LockGroup] = []
+        self._counted: set[Group] | None = None
+        self._pack_keys(self.settings.key_prefix)
+
+    def _pack_keys(self, prefix: str) -> None:
+        by_sort: dict[str, list[AbstractLock]] = {sort: [] for sort in TOGETHER}
+        for lock in self.locks:
+            by_sort[lock._kind.joins].append(lock)
+        self._fenced = by_sort[FENCED]
+        single = self._fenced + by_sort[PLAIN]
+        self._sides = [lock for sort in TOGETHER[2:] for lock in by_sort[sort]]
+        self.in_order = *single, *self._sides
+        # First the state keys of all locks, then the queues of all, and so on.
+        by_lock = [keys.fair_release_keys(prefix + lock.name) for lock in single]
+        states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True) if by_lock else [()] * 6
+        tokens = tuple([keys.token_key(prefix + lock.name) for lock in self._fenced])
+        by_side = [keys.readwrite_keys(prefix + lock.name) for lock in self._sides]
+        sides = tuple(itertools.chain(*zip(*by_side, strict=True)))
+        to_take = ManyKeys(states + queues)
+        self._to_take = to_take.followed_by(tokens + sides[: 3 * len(self._sides)])
+        self._to_free = to_take.followed_by(waiting + alive + channels + deadlines + sides)
+
+    def divide(self, driver: Driver) -> list[LockGroup]:
+        """The group's parts by slot, after its server refused it; empty if they are all in one slot."""
+        if not self.divided:
+            parts: dict[object, list[AbstractLock]] = {}
+            place_of = places(driver)
+            for lock in self.locks:
+                parts.setdefault(place_of(lock), []).append(lock)
+            self.divided = [LockGroup(each) for each in parts.values()] if len(parts) > 1 else []
+        return self.divided
+
+    @property
+    def counted(self) -> set[Group]:
+        """The groups of statistics in which these locks are counted."""
+        if self._counted is None:
+            self._counted = {group_of(lock) for lock in self.locks}
+        return self._counted
+
+    def keys_of(self, owner: Owner) -> list[Key]:
+        """The keys of the owner's holds."""
+        serial = owner.serial
+        return [(using, name, scope, serial) for using, name, scope in self.members]
+
+    def other_sides_of(self, owner: Owner) -> list[Key]:
+        """The keys of the owner's holds of the other sides of its locks, on which it depends whether it may take
+        them."""
+        return [key_of(lock, owner, lock._kind.other) for lock in self._sides if lock._kind.other]
+
+    def at(self, positions: Iterable[int]) -> set[AbstractLock]:
+        """The locks in these positions, as a script counts them."""
+        return {self.in_order[position - 1] for position in positions}
+
+    def acquire_call(self, owner_id: str, lease: float) -> ScriptCall:
+        """Takes all or none. Returns OK, and the tokens; or after how many ms to try again and the position of a taken
+        lock; or QUEUED: take them one by one."""
+        args: list[int | str] = [milliseconds(lease)]
+        if self._fenced or self._sides:
+            fence_ttl = self.settings.fence_ttl
+            args += len(self._fenced), 0 if fence_ttl is None else milliseconds(fence_ttl)
+            args += [word for lock in self._sides for word in (lock._kind.joins, lock._kind.condition(lock))]
+        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, tuple(args)), owner_id)
+
+    def tokens_in(self, reply: Sequence[Any]) -> dict[AbstractLock, int]:
+        """The tokens in a reply to ``acquire_call``."""
+        return dict(zip(self._fenced, reply[2], strict=True)) if self._fenced else {}
+
+    def release_call(self, owner_id: str) -> ScriptCall:
+        """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
+        args: list[int | str] = [milliseconds(self.settings.claim_time), *[lock._kind.joins for lock in self._sides]]
+        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, tuple(args)), owner_id)
+
+
+def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
+    """Returns a function from a lock to its alias and place. Values that depend only on the alias are looked up
+    once."""
+
+    @cache
+    def alias(using: str) -> tuple[Callable[[str], object], str]:
+        return driver.at(using).location, settings_of(using).key_prefix
+
+    def place_of(lock: AbstractLock) -> tuple[str, object]:
+        find, prefix = alias(lock.using)
+        return lock.using, find(prefix + lock.name)
+
+    return place_of
+
+
+def sliced(group: Sequence[T]) -> list[Sequence[T]]:
+    """Split a group into parts that are small enough for one script."""
+    return [group[start : start + MOST_TOGETHER] for start in range(0, len(group), MOST_TOGETHER)]
+
 
 Piece = LockGroup | AbstractLock
 
@@ -178,7 +313,8 @@ async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
 
 async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> set[AbstractLock]:
     """Return the locks that were gone."""
-    group, until = held.group, min(held.deadline, driver.now() + RELEASE_PATIENCE)
+    group: LockGroup = held.group
+    until = min(held.deadline, driver.now() + RELEASE_PATIENCE)
     try:
         return group.at((await driver.run(call, until))[1])
     except LockUnavailableError:

@@ -10,8 +10,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockNotOwnedError
-from django_rlock.locks.batches import BatchHold
-from django_rlock.locks.records import Hold, Key, Wait, key_of
+from django_rlock.locks.records import BatchHold, Hold, Key, Wait, key_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.kinds import AbstractLock, Named
@@ -161,7 +160,8 @@ class Holds:
         if isinstance(held, Hold):
             return () if held.lost else (held.lock,)
         if held.is_whole:
-            return held.group.locks
+            locks: Sequence[Any] = held.group.locks
+            return locks
         return [hold.lock for hold in held.members.values() if hold in self and not hold.lost]
 
     def of(self, owner: Owner) -> list[Hold]:

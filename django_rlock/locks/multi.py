@@ -18,13 +18,12 @@ from django_rlock.locks import acquire, forced, ownership
 from django_rlock.locks.acquire import AcquireRequest, expect_copies
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.batches import BatchHold, LockGroup
-from django_rlock.locks.groups import Grouping, Piece, held_of, pieces_of, release_all
+from django_rlock.locks.groups import Grouping, LockGroup, Piece, held_of, pieces_of, release_all
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
 from django_rlock.locks.mutex import a_call, refuse_nested
 from django_rlock.locks.options import Duration, unknown_option
-from django_rlock.locks.records import Hold, calling_line, key_of
+from django_rlock.locks.records import BatchHold, Hold, calling_line, key_of
 from django_rlock.locks.release import release_later
 from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group

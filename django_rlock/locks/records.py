@@ -9,17 +9,18 @@ import math
 import os
 import sys
 import weakref
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.kinds import RENEW, Named
+from django_rlock.locks.kinds import RENEW, AbstractLock, Named
 
 if TYPE_CHECKING:
     from django_rlock._transport.calls import Waiter
@@ -270,6 +271,101 @@ class Hold:
     def owner_ended(self) -> bool:
         """Whether the thread or task that holds it has ended, so that it can never be released."""
         return self.owner.ended
+
+
+class BatchHold:
+    """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
+
+    Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.
+    Attributes are those of ``Hold``; ``group`` is the LockGroup (``groups``), ``keys`` are the table's keys for it, and
+    ``tokens`` the fencing tokens. Kinds with a clock drift are not grouped.
+    """
+
+    __slots__ = (
+        "_split",
+        "context",
+        "deadline",
+        "ended",
+        "group",
+        "keys",
+        "late_lease",
+        "lease",
+        "line",
+        "owner",
+        "owner_id",
+        "renewed",
+        "scoped",
+        "since",
+        "tokens",
+        "variables",
+    )
+
+    ended: float
+    tokens: Mapping[AbstractLock, int]
+
+    def __init__(self, group: Any, owner: Owner, owner_id: str, now: float, lease: float) -> None:
+        self.group = group
+        self.owner = owner
+        self.owner_id = owner_id
+        self.keys: Sequence[Key] = group.keys_of(owner)
+        self.context = context.get()
+        self.variables = copy_context()
+        self.since = now
+        self.lease = lease
+        self.deadline = now + lease
+        self.late_lease = 0.0
+        self.line: Line | None = None
+        self.renewed = False
+        self.scoped = 0
+        self.tokens = {}
+        self._split: dict[str, dict[Key, Hold]] = {}
+
+    @classmethod
+    def joined(cls, group: Any, holds: Sequence[Hold]) -> Self:
+        """Join holds of a group's locks, which have the same owner id, into one record again."""
+        first = holds[0]
+        held = cls(group, first.owner, first.owner_id, min(hold.since for hold in holds), first.lease)
+        held.deadline = min(hold.deadline for hold in holds)
+        held.late_lease = max(hold.late_lease for hold in holds)
+        held._split["members"] = members = {hold.key: hold for hold in holds}
+        held.keys = tuple(members)
+        return held
+
+    @property
+    def members(self) -> dict[Key, Hold]:
+        """Its holds, one for each lock."""
+        # If two threads get here at once, both get the members that one of them made.
+        return self._split.get("members") or self._split.setdefault("members", self._make_members())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of its locks has been needed on its own."""
+        return not self._split
+
+    @property
+    def renewing(self) -> bool:
+        """Whether a renewal of one of its locks is under way."""
+        return not self.is_whole and any(hold.renewing for hold in self.members.values())
+
+    def renew_at(self) -> float:
+        """When the watchdog should renew it: after a third of its lease."""
+        return self.deadline - self.lease * 2 / 3
+
+    def is_lost(self, now: float) -> bool:
+        """Whether it has outlived its lease; other losses are recorded in its members."""
+        return now >= self.deadline
+
+    def _make_members(self) -> dict[Key, Hold]:
+        return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
+
+    def _make_member(self, lock: AbstractLock) -> Hold:
+        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since, self.tokens.get(lock))
+        hold.context, hold.variables = self.context, self.variables
+        hold.lease_from(self.since, self.lease, self.renewed)
+        hold.scoped = self.scoped
+        hold.late_lease = self.late_lease
+        hold.line = self.line
+        return hold
 
 
 class Wait:

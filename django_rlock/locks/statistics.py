@@ -20,7 +20,7 @@ from django_rlock.settings import settings_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.attempt import Attempt
-    from django_rlock.locks.batches import BatchHold
+    from django_rlock.locks.records import BatchHold
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 

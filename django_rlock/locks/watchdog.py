@@ -22,10 +22,9 @@ from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import WORKERS, BackgroundWorker, add_job, clean_up, worker
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.heartbeats import heartbeat_soon
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
-from django_rlock.locks.records import Hold, Key
+from django_rlock.locks.records import BatchHold, Hold, Key
 from django_rlock.locks.statistics import count_hold, note_lost
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost

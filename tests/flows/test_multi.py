@@ -10,10 +10,9 @@ import pytest
 from django_rlock import FairLock, FencedLock, MultiLock, ReadLock, RLock, WriteLock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.acquire import AcquireRequest
-from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import AllOrNone
-from django_rlock.locks.records import Hold
+from django_rlock.locks.records import BatchHold, Hold
 from tests.apart import ApartLock
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore

@@ -17,8 +17,7 @@ from django_rlock._monitoring.recorder import MAX_HOT, hot_locks
 from django_rlock._monitoring.rows import public_dict
 from django_rlock._transport.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
-from django_rlock.locks.batches import BatchHold
-from django_rlock.locks.records import Hold, key_of
+from django_rlock.locks.records import BatchHold, Hold, key_of
 from django_rlock.locks.statistics import MAX_RECENT
 from tests.eventually import eventually
 from tests.inspection.busy import BusyProcess

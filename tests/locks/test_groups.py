@@ -7,9 +7,8 @@ import pytest
 from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock, rlock
 from django_rlock._transport.identity import current_owner
 from django_rlock.locks import forced
-from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import context
+from django_rlock.locks.records import BatchHold, context
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import settle
 from tests.bindings import elsewhere

@@ -27,7 +27,7 @@ from django_rlock import (
 )
 from django_rlock._redis.keys import redisson_channel, token_key
 from django_rlock.locks import BaseLock, multi
-from django_rlock.locks.batches import LockGroup
+from django_rlock.locks.groups import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_timed_out

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 from django_rlock import FairLock, LockUnavailableError, MultiLock, PermitExpirableSemaphore, distributed_lock, rlock
 from django_rlock._transport.identity import current_owner
 from django_rlock.celery import LockedTask
-from django_rlock.locks.batches import BatchHold
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.records import BatchHold
 from django_rlock.metrics import EVENTS, LEVELS, Event, Record, feed, opentelemetry, prometheus
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import no_threads, renew_now, settle

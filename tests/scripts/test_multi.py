@@ -11,7 +11,7 @@ import redis
 from django_rlock import FairLock, FencedLock, LimitedLock, ReadLock, RLock, SpinLock, WriteLock
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import fair_release_keys, redisson_channel, token_key
-from django_rlock.locks.batches import LockGroup
+from django_rlock.locks.groups import LockGroup
 from tests.scripts.conftest import CLAIMED, JAVA, ME, OTHER, THIRD
 
 LEASE, CLAIM = 30_000, 5000
