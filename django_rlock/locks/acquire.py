@@ -76,6 +76,8 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
         release_at_job_end(lock, owner)
     if lock.at_least is not None:
         check_keep(lock, lock.at_least)
+    # The flag is set only if a signal handler, a __del__ method or a receiver of signals interrupts another call. Then
+    # the stack is searched.
     before = owner.is_calling and refuse_nested(lock)
     try:
         owner.is_calling = True
@@ -154,6 +156,7 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     key = key_of(lock, owner)
     outer = HOLDS.at(key) if HOLDS.table else None
     give_up_at = until = request.until(started)
+    # An owner that holds the lock enters again at once, even if others wait: they wait for its last release.
     if outer is not None and not note_loss(outer, started):
         attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
@@ -174,6 +177,8 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
             if granted or attempt.in_doubt:
                 abandon(lock, driver, owner, attempt.undo(), lease)
         except BaseException:
+            # The server may have executed the command, or may still: an unknown outcome is undone, under an owner id
+            # that is never used again (rule 8 of docs/architecture.md).
             HOLDS.restore(key, outer)
             abandon(lock, driver, owner, attempt.undo(), lease, attempt.in_doubt)
             raise
@@ -200,6 +205,7 @@ def _note_taken(
         hold.asker = attempt.asker
     hold.scoped += request.scoped
     hold.line = calling_line()
+    # The watchdog looks for the hold in the table, so it must be there first.
     HOLDS.put(hold)
     watch(hold)
     waited = attempt.sent_at - started
@@ -217,12 +223,14 @@ async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request
     driver, until = attempt.driver, attempt.until
     # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
     lease = max(attempt.lease, hold.deadline - driver.now())
+    # The count is absolute, so the command may be executed twice (rule 1).
     call = attempt.acquire_call(hold.count + 1, lease)
     try:
         reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
     except BaseException:
         hold.owner.renew_name()
         raise
+    # A copy that comes late finds the owner's next hold under another owner id (rule 15).
     if call.sends > 1:
         hold.owner.renew_name()
     if hold not in HOLDS:

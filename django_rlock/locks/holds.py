@@ -114,6 +114,7 @@ class Holds:
 
     def move(self, hold: Hold, key: Key) -> None:
         """Give a hold another key. If this is interrupted, the table may have it under both."""
+        # Rather under both keys than under neither: a hold without an entry would not be renewed, nor released.
         former = hold.key
         self.table[key] = hold
         hold.key = key

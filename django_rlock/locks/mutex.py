@@ -90,6 +90,7 @@ class QueuedCall:
         longer for a call that is about to end; returns False if some have not ended. Raises RuntimeError if this call
         interrupts the call that it would wait for.
         """
+        # A signal handler would wait here for the call that it interrupts.
         if not self._is_first():
             refuse_nested(lock)
         patient_until, pause = driver.now() + PATIENCE, _PAUSES[0]
@@ -102,6 +103,7 @@ class QueuedCall:
         return True
 
     def _is_first(self) -> bool:
+        # A copy is made by one call into C; other calls may join and leave the queue at any time.
         for each in list(self._queue):
             other = each()
             if other is self:

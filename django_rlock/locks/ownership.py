@@ -109,6 +109,7 @@ async def _run_extension(driver: Driver, call: ScriptCall, hold: Hold, lease: fl
     """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
     until = driver.now() + RELEASE_PATIENCE
     reply = await driver.run(call, until)
+    # The nonces of a process rise, and SETTLE makes the server ignore all extensions with an earlier one (rule 15).
     if call.sends > 1 and not hold.owner.is_named:
         await driver.run(hold.lease_call(lease, SETTLE), until)
     return reply
@@ -120,6 +121,7 @@ def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None
     hold.restore(terms)
     if not hold.owner.is_named:
         hold.owner.renew_name()
+        # Whichever lease the server has, it certainly runs until the earlier of the two ends.
         hold.deadline = min(hold.deadline, ends)
         clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
 

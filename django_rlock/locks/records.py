@@ -169,6 +169,7 @@ class Hold:
         """Record a lease that the server has confirmed."""
         self.lease = self.runs_for = lease
         self.renewed = renewed
+        # The server's lease begins after the command was sent, so it ends no sooner than this (rule 7).
         self.deadline = sent_at + (self.runs(lease) if self.kind.drifts else lease)
 
     @property

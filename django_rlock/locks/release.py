@@ -45,6 +45,7 @@ def release(
     """Release one hold; ``blocks`` is 1 if a block ends with it. Once the release has started, it adds the lock to
     ``begun``, and handles interruptions from then on."""
     if owner.is_named:
+        # The block ends now, however long the earlier calls of the name take: another thread may release in between.
         if blocks:
             leave_block(lock, owner)
         return serialize(lock, driver, owner, partial(_release, lock, driver, owner, 0, begun))
@@ -74,6 +75,7 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
         kind = lock._kind  # it may be another than that of the object which took the lock
         call = hold.keep_call() if hold.kept_until and hold.count == 0 else None
         call = call or kind.release(lock, hold.owner_id, hold.count, hold.lease)
+        # After the deadline the lock may have another owner, and there is nothing left to release (rule 7).
         reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
     except BaseException as error:
         finish_later(lock, hold, owner)
@@ -85,6 +87,7 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
         if hold.lost_below:
             HOLDS.uncover_lost(hold)
     note_released(lock, hold, call, reply[1] == 1, driver.now())
+    # An inner release set the lease anew on the server, as a renewal does.
     if hold.count:
         hold.lease_from(call.sent_at, hold.lease, hold.renewed)
         watch(hold)
@@ -246,6 +249,8 @@ def _release_new(lock: Any, owner: Owner, around: Mapping[Key, Before]) -> None:
     keys = _keys_of(lock, owner)
     if HOLDS.has_none(keys) or thread_owner() is not owner:
         return
+    # The statement may have been interrupted before it took the lock, or nested in a block that keeps it: only what was
+    # taken in addition is released.
     for part, key in zip(lock.parts, keys, strict=True):
         hold, former = HOLDS.at(key), around.get(key, NOTHING)
         if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
