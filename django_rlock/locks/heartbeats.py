@@ -291,4 +291,5 @@ def _sliced(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
+WAITS.hurry = heartbeat_soon
 add_job(Heartbeats)

@@ -224,6 +224,9 @@ def owner_id_of(lock: Named, owner: Owner) -> str:
 class Waits:
     """Waits of this process, in the order in which they began."""
 
+    hurry: Callable[[Named], object] = staticmethod(lambda _lock: None)
+    """Called with a lock that may have become free earlier than its waiters expect; ``heartbeats`` registers itself."""
+
     def __init__(self) -> None:
         self._table: dict[int, Wait] = {}
 

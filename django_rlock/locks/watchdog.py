@@ -22,8 +22,7 @@ from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import WORKERS, BackgroundWorker, add_job, clean_up, worker
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.heartbeats import heartbeat_soon
-from django_rlock.locks.holds import HOLDS, NEWCOMERS
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import BatchHold, Hold, Key
 from django_rlock.locks.statistics import count_hold, note_lost
 from django_rlock.settings import get_settings
@@ -332,7 +331,7 @@ def _report_loss(hold: Hold) -> None:
     count_hold(hold, monotonic())
     note_lost(hold)
     NEWCOMERS.counted(True)
-    heartbeat_soon(lock)  # it may have become free earlier than its waiters expect
+    WAITS.hurry(lock)
     variables = hold.variables.copy()
     variables.run(
         log, logger, logging.WARNING, "%s %r (%r) was lost while held by %s: %s.",

@@ -35,7 +35,7 @@ FILES = 124
 """How many files the package may have. The aim is 110."""
 LONGEST_FILE = 500
 """How many lines a file may have."""
-CHAIN = 21
+CHAIN = 19
 """How many modules the longest chain of imports may have. The aim is 15."""
 PASSED = {"with": (16, 8), "with, after a wait": (21, 11), "view": (21, 13), "task": (22, 11)}
 """Through how many files a call may pass, and how deep its stack may be within the package. The aims are 18 files and
