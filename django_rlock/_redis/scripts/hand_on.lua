@@ -4,13 +4,17 @@
 -- include: announce
 -- include: guests
 
--- Takes the lock from its holder, and gives it to the first waiter, or frees it.
-local function hand_on(lock, queue, alive, claim_ms, channel, waiting, deadlines)
-    redis.call('del', lock)
+-- Gives the free lock to the first waiter, or tells Redisson's clients that it is free.
+local function give_to_next(lock, queue, alive, claim_ms, channel, waiting, deadlines)
     local first = redis.call('zrange', queue, 0, 0)[1]
     local now = first and now_us()
     local stays = first and not is_left_to_guests(lock, queue, first, alive, channel, waiting, now)
     if not (stays and grant(lock, queue, alive, claim_ms, math.floor(now / 1000))) then
         announce(channel, waiting, deadlines)
     end
+end
+
+local function hand_on(lock, ...)
+    redis.call('del', lock)
+    give_to_next(lock, ...)
 end

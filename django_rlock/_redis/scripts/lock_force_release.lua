@@ -32,7 +32,7 @@ if was_executed(KEYS[9], ARGV[5]) then
 end
 
 local function is_meant(field)
-    local role = string.sub(field, -6) == ':write' and 'write' or 'read'
+    local role = is_writers(field) and 'write' or 'read'
     return field ~= 'mode' and (owner == '' or owner == field) and (side == '' or side == role)
 end
 
@@ -43,7 +43,7 @@ local function free_sides()
         if is_meant(field) then
             drop(lock, KEYS[7], field)
             message = message or '0'
-            if string.sub(field, -6) == ':write' then
+            if is_writers(field) then
                 redis.call('hset', lock, 'mode', 'read')
                 message = '1'
             end

@@ -21,9 +21,7 @@
 --
 -- Returns {nonce, {the positions of the locks that the owner does not hold}}.
 
--- include: announce
--- include: fair_grant
--- include: guests
+-- include: hand_on
 -- include: owns
 
 local m = #ARGV - 3
@@ -48,12 +46,7 @@ if #held > 0 then
             redis.pcall('publish', KEYS[4 * n + i], '0') -- pcall: see announce
         else
             local queue, waiting, alive, channel = KEYS[n + i], KEYS[2 * n + i], KEYS[3 * n + i], KEYS[4 * n + i]
-            local first = redis.call('zrange', queue, 0, 0)[1]
-            local now = first and now_us()
-            local stays = first and not is_left_to_guests(KEYS[i], queue, first, alive, channel, waiting, now)
-            if not (stays and grant(KEYS[i], queue, alive, ARGV[3], math.floor(now / 1000))) then
-                announce(channel, waiting, KEYS[5 * n + i])
-            end
+            give_to_next(KEYS[i], queue, alive, ARGV[3], channel, waiting, KEYS[5 * n + i])
         end
     end
 end
