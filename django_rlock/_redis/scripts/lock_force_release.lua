@@ -39,9 +39,11 @@ end
 -- Returns the message for the waiters of a read-write lock, or nil if it was not held.
 local function free_sides()
     local message
-    for _, field in ipairs(redis.call('hkeys', lock)) do
+    local fields = redis.call('hgetall', lock)
+    for at = 1, #fields, 2 do
+        local field = fields[at]
         if is_meant(field) then
-            drop(lock, KEYS[7], field)
+            drop(lock, KEYS[7], field, fields[at + 1])
             message = message or '0'
             if is_writers(field) then
                 redis.call('hset', lock, 'mode', 'read')

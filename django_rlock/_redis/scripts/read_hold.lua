@@ -10,7 +10,11 @@ end
 -- Adds a hold of a reader, or enters it again. ``left`` is the lock's PTTL.
 local function add_read_hold(lock, holds, owner, count, lease_ms, left)
     if left == -2 then
-        redis.call('hset', lock, 'mode', 'read')
+        -- The usual case: nobody holds it, so there is no longer lease or count to keep.
+        redis.call('hset', lock, 'mode', 'read', owner, count)
+        redis.call('pexpire', lock, lease_ms)
+        redis.call('set', hold_key(holds, owner, count), 1, 'px', lease_ms)
+        return
     end
     -- PEXPIRE first: it is allowed when memory is full, and after a write the HSET is allowed too.
     redis.call('pexpire', lock, no_shorter(lock, lease_ms))

@@ -38,13 +38,15 @@ local function lease_holds(holds, reader, count, lease_ms)
     end
 end
 
--- The longest of all readers' leases, below 0 if there are no readers; and the readers that are dead.
+-- The longest of all readers' leases, below 0 if there are no readers; the readers that are dead; and the lock's mode.
 local function read_leases(lock, holds)
-    local longest, dead = -2, {}
+    local longest, dead, mode = -2, {}, nil
     local fields = redis.call('hgetall', lock)
     for at = 1, #fields, 2 do
         local reader = fields[at]
-        if reader ~= 'mode' and not is_writers(reader) then
+        if reader == 'mode' then
+            mode = fields[at + 1]
+        elseif not is_writers(reader) then
             local lease = read_lease(holds, reader, fields[at + 1])
             longest = math.max(longest, lease)
             if lease < 0 then
@@ -52,12 +54,11 @@ local function read_leases(lock, holds)
             end
         end
     end
-    return longest, dead
+    return longest, dead, mode
 end
 
--- Removes a reader or a writer from the lock.
-local function drop(lock, holds, field)
-    local count = redis.call('hget', lock, field)
+-- Removes a reader or a writer, with this count, from the lock.
+local function drop(lock, holds, field, count)
     redis.call('hdel', lock, field)
     for number = 1, holds_in(count) do
         redis.call('del', hold_key(holds, field, number))
@@ -67,11 +68,11 @@ end
 -- Drops dead readers, and lets the lock expire with the longest lease of the others, or deletes it if there are none.
 -- Returns whether any reader is left.
 local function settle(lock, holds)
-    local longest, dead = read_leases(lock, holds)
+    local longest, dead, mode = read_leases(lock, holds)
     for _, reader in ipairs(dead) do
         redis.call('hdel', lock, reader)
     end
-    if redis.call('hget', lock, 'mode') == 'read' then
+    if mode == 'read' then
         if longest < 0 then
             redis.call('del', lock)
             return false

@@ -11,7 +11,7 @@ local function release_reader(lock, holds, channel, owner, left, lease_ms, each_
     local lease = read_lease(holds, owner, held)
     local alive = lease >= 0
     if left == 0 or not alive then
-        drop(lock, holds, owner)
+        drop(lock, holds, owner, held)
     else
         -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
         lease = math.max(lease, tonumber(lease_ms))
