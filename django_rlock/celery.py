@@ -156,9 +156,9 @@ class LockedTask(AbstractTask[P, R_co]):
         """Return the holders and waiters of the lock of a run with these arguments, and in ``queued`` the messages that
         have its reservation; None if the lock is free and no message is queued.
 
-        Arguments that the key ignores may be left out. With ``lock_scope="until_start"`` each run has a lock of its
-        own, so the holders of all runs that have lasted for half a second are returned. Raises LockUnavailableError if
-        Redis is unreachable, and KeyTemplateError or TypeError if the key cannot be made from the arguments.
+        Arguments that the key ignores may be left out. With ``lock_scope="until_start"`` each run has a separate lock,
+        so the holders of all runs that have lasted for half a second are returned. Raises LockUnavailableError if Redis
+        is unreachable, and KeyTemplateError or TypeError if the key cannot be made from the arguments.
         """
         lock = self._lock_of(args, kwargs)
         return _overlapping_runs(lock) if self._rlock.scope == "until_start" else lock.info()

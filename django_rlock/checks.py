@@ -144,7 +144,7 @@ def _long_waits(entry: str, options: AliasSettings) -> Iterator[CheckMessage]:
 
 def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
     if options.nodes is not None:
-        return  # nodes have time limits of their own, and usually no other data
+        return  # nodes have their own time limits, and usually no other data
     if options.store != "cache":
         yield _of_one_place(options)
     if needs_no_cache(options.alias):
@@ -315,7 +315,7 @@ def _without_template(function: Any) -> Any:
     inner = inspect.unwrap(function, stop=lambda each: isinstance(each, Decorator))
     if isinstance(inner, Decorator):
         return inner.options.templates[0]
-    # method_decorator() decorates a function of its own, and gives its attributes to the method; as_view() gives those
+    # method_decorator() decorates its own function, and gives its attributes to the method; as_view() gives those
     # of dispatch() to the view.
     if not isinstance(getattr(function, "options", None), Options):
         return None

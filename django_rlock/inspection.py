@@ -290,7 +290,7 @@ def _ask_for_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
             errors.append(error)
     if len(errors) == len(servers):
         raise unavailable(lock.name, errors[0]) from errors[0]
-    # Polling for three seconds at most is simpler than a subscription of its own.
+    # Polling for three seconds at most is simpler than a separate subscription.
     while monotonic() < until:
         for using in servers:
             if lines := _read_stack(using, stack_key(request)):

@@ -91,7 +91,7 @@ def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner
     """The locks that were taken during a request and are still held, by the given owner or by a task that has ended; a
     lock comes once for each hold.
 
-    The task matters under WSGI, where an async view runs in a task of its own.
+    The task matters under WSGI, where an async view runs in a separate task.
     """
     for hold in HOLDS.under(about):
         # The end of a transaction around the request releases the others.

@@ -45,8 +45,8 @@ class FencedModel(models.Model):
             ...
             stock.save(fence=lock.token)
 
-    Every ``save()`` checks the token in the statement that writes the row. Without ``fence=``, the token is the one
-    that was loaded with the object; the save is refused if the row has been written under a newer token since. A new
+    Every ``save()`` checks the token in the statement that writes the row. Without ``fence=``, the token is that of
+    the loaded object; the save is refused if the row has been written under a newer token since. A new
     row is inserted with the token, or without a token if there is none. See ``fenced`` for ``update()``.
     """
 

@@ -386,7 +386,7 @@ def _parse(alias: str, key: str, value: object) -> Any:
 
 
 def node_alias(alias: str, number: int) -> str:
-    """The name of one node of an alias with NODES, to use in place of an alias."""
+    """The name of one node of an alias with NODES, to use instead of an alias."""
     return f"{alias}{NODE_MARK}{number}"
 
 

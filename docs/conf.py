@@ -112,7 +112,7 @@ def shorten(*args: Any) -> tuple[str | None, str | None]:
 
 
 def leave_out_awaited(_app: Sphinx, _what: str, _name: str, member: Any, _skip: bool, _options: Any) -> bool | None:
-    """``aacquire`` is described by ``acquire``; both are made of one flow, ``_acquire``."""
+    """``aacquire`` is described by ``acquire``; both run one flow, ``_acquire``."""
     flow = getattr(member, "__wrapped__", None)
     awaited = flow is not None and member.__name__.rstrip("_") == "a" + flow.__name__.removeprefix("_")
     return True if awaited else None

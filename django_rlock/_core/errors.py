@@ -118,7 +118,7 @@ _TOLD: dict[str, str] = {
     "nknown command `WAIT`": "NOWAIT",
     "nknown command": "UNKNOWN",
 }
-"""Codes by a part of the text of errors that have none of their own."""
+"""Codes by a part of the text of errors without an own code."""
 
 _OTHER = Meaning("command", "never")
 

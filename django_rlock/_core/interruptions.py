@@ -75,7 +75,7 @@ def _raise_around(error: BaseException, frame: FrameType | None) -> None:
     before = sys.gettrace()
 
     def strike(_at: FrameType, event: str, _argument: object) -> None:
-        if event == "call":  # perhaps of what garbage collection calls, where it would be dropped as well
+        if event == "call":  # perhaps called by garbage collection, where it would be dropped as well
             return
         sys.settrace(before)
         for each, function in frames:

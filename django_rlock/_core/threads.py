@@ -114,7 +114,7 @@ class Call:
         self.value: Any = None
 
     def start(self) -> Self:
-        """Run it in a thread of its own, or in this one if no thread can be started."""
+        """Run it in a separate thread, or in this one if no thread can be started."""
         try:
             start(self.run)
         except RuntimeError:  # no threads left, or the interpreter exits
@@ -224,7 +224,7 @@ class _Mark:
 
 
 def run_in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in a thread of its own, where no signal interrupts it; return or raise its outcome."""
+    """Call a function in a separate thread, where no signal interrupts it; return or raise its outcome."""
     (outcome,) = gather([partial(function, *args)])
     return value_of(outcome)
 
@@ -243,7 +243,7 @@ def value_of(outcome: T | BaseException) -> T:
 
 
 def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
-    """Call functions concurrently, each in a thread of its own; return their values, or exceptions in place of them."""
+    """Call functions concurrently, each in a separate thread; return their values, or exceptions instead of them."""
     calls = [Call(function).start() for function in functions]
     for call in calls:
         call.wait()
@@ -271,7 +271,7 @@ class Sleep:
         self.end_after: Callable[[object], object] = partial(next, ended)
 
     async def until_end(self, timeout: float | None) -> None:
-        """Sleep, but for ``timeout`` seconds at most; None means no time limit."""
+        """Sleep for ``timeout`` seconds at most; None means no time limit."""
         timer = None if timeout is None else self._future.get_loop().call_later(timeout, self.end)
         try:
             await self._future

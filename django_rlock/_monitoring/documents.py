@@ -81,7 +81,7 @@ def guess_role(argv: Sequence[str]) -> str:
 
 
 def _note_start() -> None:
-    global _started_at  # noqa: PLW0603 - a child has a report of its own
+    global _started_at  # noqa: PLW0603 - a child has a separate report
     _started_at = monotonic()
 
 

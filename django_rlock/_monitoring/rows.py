@@ -1,4 +1,4 @@
-"""What a row of a list is made of: a lock as reported, the same with its current state, and as a page shows it."""
+"""The content of a row of a list: a lock as reported, the same with its current state, and as a page shows it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ByLock:
 
 
 class Reported:
-    """A lock as reported, in place of its LockInfo. The values that lists need of all locks are attributes; every other
+    """A lock as reported, instead of its LockInfo. The values that lists need of all locks are attributes; every other
     attribute is delegated to ``info``, which is made on first access.
 
     ``entry`` is the longest hold, and the only hold if ``holds`` is None; without holds it is the longest wait; it is

@@ -1,6 +1,6 @@
 """A lock's timeline: who held it when, how long others waited, what was lost or freed by force; and its picture.
 
-The past is what each process remembers (``recorder``), the present is the lock's current state. As with reports, no
+The past is the memory of each process (``recorder``), the present is the lock's current state. As with reports, no
 value from Redis is trusted.
 """
 
@@ -332,6 +332,6 @@ class Chart:
         return self._positioned(first, max(last, first + least))
 
     def _positioned(self, first: float, last: float) -> tuple[float, float]:
-        """The left side and the width of what lasts from one position to another."""
+        """The left side and the width of a bar from one position to another."""
         left = 100 - last if self.is_mirrored else first
         return round(left, 2), round(last - first, 2)

@@ -127,7 +127,7 @@ def permits_key(key: str) -> str:
 
 def latch_channel(key: str) -> str:
     """The channel on which Redisson's latch publishes ``0`` when it opens. The key is always in braces, even if it has
-    a hash tag of its own."""
+    its own hash tag."""
     return f"redisson_countdownlatch__channel__{{{key}}}"
 
 

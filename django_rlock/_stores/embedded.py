@@ -66,7 +66,7 @@ def check_folder(alias: str, folder: Path) -> None:
     kind = file_system(folder)
     if _NETWORK.fullmatch(kind):
         raise ImproperlyConfigured(
-            f"{subject}, which is on a network file system ({kind}): each machine would start a server of its own "
+            f"{subject}, which is on a network file system ({kind}): each machine would start a separate server "
             f"there, and two would grant the same lock. {advice}."
         )
     if is_long(folder) and not DESCRIPTORS.is_dir():

@@ -295,7 +295,7 @@ def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:
 
 
 def headers_of_next(message: Context, headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers of a message that is sent again: ours, also where it gets new ones, but for what they say of this
+    """The headers of a message that is sent again: ours, also where it gets new ones, except for the headers about this
     delivery, so that its copies are counted anew."""
     ours = {name: value for name, value in (message.headers or {}).items() if name.startswith("rlock_")}
     return {name: value for name, value in {**ours, **headers}.items() if name not in _OURS}

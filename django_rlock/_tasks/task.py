@@ -40,7 +40,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class AbstractTask(_Task[P, R_co]):
-    """The options of a task, as its class states them, and what was made of them. ``LockedTask`` describes them."""
+    """The options of a task, as its class states them, and their parsed form. ``LockedTask`` describes them."""
 
     lock_key: str | list[str] | Callable[..., str | list[str]] | None = None
     lock_wait_time: Duration = 0
@@ -186,7 +186,7 @@ def _check_body(task: type[AbstractTask[..., Any]]) -> None:
     if inspect.iscoroutinefunction(getattr(run, "__func__", run)):
         raise TypeError(
             f"{task.name}: Celery runs no coroutines, so the body of a task must not be 'async def'. Put the coroutine "
-            f"into a function of its own, and call that by asgiref.sync.async_to_sync()."
+            f"into a separate function, and call that by asgiref.sync.async_to_sync()."
         )
 
 

@@ -33,7 +33,7 @@ _LOOK_AGAIN = 0.1
 
 
 class Slot(Protocol):
-    """Takes the reply to a command, or the exception in place of one; an asyncio future is a slot.
+    """Takes the reply to a command, or the exception instead; an asyncio future is a slot.
 
     An exception is set as a result, too: asyncio logs an exception that nobody retrieves, as after a cancellation.
     """

@@ -86,7 +86,7 @@ def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
     if not owner.thread or owner.ended:
         return False
     if running_loop() is not None and owner.thread == threading.get_ident():
-        return True  # the loop runs inside of what the thread does
+        return True  # the loop runs inside the thread's own work
     if _waits_for_result(owner.thread, _jobs() | _results_for_threads()):
         return True
     for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop) if _is_bridge(each)]:
@@ -423,7 +423,7 @@ def running_job(owner: Owner) -> Job | None:
 
 
 def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType | None]]:
-    """The jobs to which a frame belongs, innermost first: what ``Job`` is made of."""
+    """The jobs to which a frame belongs, innermost first: the fields of ``Job``."""
     is_sensitive = False
     while frame is not None:
         name, function = frame.f_globals.get("__name__"), frame.f_code.co_name

@@ -164,7 +164,7 @@ def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | s
 
 
 def join(calls: Sequence[ScriptCall]) -> ScriptCall:
-    """One call in place of several that can be joined (see ``may_join``); its reply has one value for each."""
+    """One call instead of several that can be joined (see ``may_join``); its reply has one value for each."""
     first = calls[0]
     keys = tuple([key for call in calls for key in call.prepared.keys])
     args = tuple([word for call in calls for word in call.prepared.args])

@@ -291,7 +291,7 @@ class ClusterClient:
         return made
 
     def ask_slots(self, address: Address) -> Sequence[Any]:
-        """Send CLUSTER SLOTS to a node, over a connection of its own; see ``Ask``."""
+        """Send CLUSTER SLOTS to a node, over a separate connection; see ``Ask``."""
         node_pool = self.make_pool(address)
         node_pool.connection_kwargs |= {"socket_timeout": ASK_WITHIN, "socket_connect_timeout": ASK_WITHIN}
         client: Any = redis.Redis(connection_pool=node_pool)

@@ -273,7 +273,7 @@ class Connection:
         """Make the socket blocking, for use by threads."""
         sock = self.sock
         sock.settimeout(None)
-        # gevent's and TLS sockets have a recv() of their own, which ignores the kernel's limit.
+        # gevent's and TLS sockets have their own recv(), which ignores the kernel's limit.
         self.is_plain = getattr(type(sock), "recv", None) is _socket.socket.recv
         if self.is_plain:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
@@ -434,8 +434,8 @@ def _close(sock: socket.socket, pid: int) -> None:
 
 
 def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
-    """Return a script's reply if it echoes ``nonce`` and has values that the script returns; else raise redis-py's
-    exception for what it is."""
+    """Return a script's reply if it echoes ``nonce`` and has values that the script returns; otherwise raise redis-py's
+    exception for the error."""
     # A connection may bring the reply to another command, whose caller was interrupted before it read that: rule 2 of
     # docs/architecture.md.
     if type(reply) is list and reply and reply[0] == nonce:

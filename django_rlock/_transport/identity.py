@@ -33,7 +33,7 @@ class Owner:
     ``serial`` never changes. ``owner_id`` is the owner's name in Redis, which may change. ``caller_name`` is its name
     in reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
-    ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is what it works on there.
+    ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is its job there.
     ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
     """
 
@@ -187,7 +187,7 @@ def _is_pools(frame: FrameType | None) -> bool:
 
 
 def for_its_owner(method: AsyncMethod) -> AsyncMethod:
-    """Mark an async method whose result belongs to the awaiting task, so that it must not run as a task of its own."""
+    """Mark an async method whose result belongs to the awaiting task, so that it must not run as a separate task."""
     _calls_for_owners.add(method.__code__)
     return method
 
@@ -196,7 +196,7 @@ def task_owner() -> Owner:
     """The owner for the running asyncio task. RuntimeError outside a task, or if the task is the call itself."""
     task = asyncio.current_task()
     if task is None:
-        raise RuntimeError("The async methods need a running asyncio task: it is the owner of what they take.")
+        raise RuntimeError("The async methods need a running asyncio task: it owns the locks that they take.")
     owner = _process.owners.get(task)
     if owner is None:
         _check_task(task)
@@ -209,7 +209,7 @@ def _check_task(task: asyncio.Task[Any]) -> None:
     coro: Any = task.get_coro()
     if getattr(coro, "cr_code", None) in _calls_for_owners:
         raise RuntimeError(
-            f"{coro.__name__}() of a lock was made a task of its own, which would own the lock and ends with the call: "
+            f"{coro.__name__}() of a lock was made a separate task, which would own the lock and ends with the call: "
             f"by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task that works "
             f"under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks rlock('a', 'b')."
         )

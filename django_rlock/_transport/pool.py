@@ -169,7 +169,7 @@ class Server:
                 self._waits.append(wait)
             return False
         wait.opening = True
-        # In a thread of its own, so that no signal interrupts redis-py while it connects and logs in: it then holds
+        # In a separate thread, so that no signal interrupts redis-py while it connects and logs in: it then holds
         # mutexes that all threads share. And a server that accepts a connection but never replies delays no caller
         # beyond its own time limit.
         try:
@@ -364,7 +364,7 @@ class Source:
         if not _makes_its_own(self.pool):
             return self.pool.connection_class(**prepare(self.pool.connection_kwargs))
         # The project's class decides how to connect, as it does for the cache. The copy shares its options, but keeps
-        # books of its own, since a connection never returns to a pool.
+        # its own books, since a connection never returns to a pool.
         pool = copy(self.pool)
         pool.reset()
         pool.connection_class = _prepared(pool.connection_class, prepare)

@@ -169,7 +169,7 @@ def awaited_driver(of: OnAlias) -> Driver:
 
 @remembered("drivers")
 def background_driver(using: str) -> Driver:
-    """The driver of a background thread, which uses connections of its own; but those of callers to a RedLock's
+    """The driver of a background thread, which uses its own connections; but those of callers to a RedLock's
     nodes."""
     if get_settings(using).nodes:
         return sync_driver(using)

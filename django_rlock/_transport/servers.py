@@ -2,7 +2,7 @@
 
 The entry's own backend makes a pool from it, through django-redis's factory or the client of Django's RedisCache. So
 every option keeps its meaning: TLS, sentinels, credential providers, unix sockets, the project's own classes. Locks use
-that pool's way to connect, but have connections of their own (``pool``); neither CLOSE_CONNECTION nor a cache that is
+that pool's way to connect, but have separate connections (``pool``); neither CLOSE_CONNECTION nor a cache that is
 out of connections affects them.
 """
 
@@ -72,8 +72,8 @@ PROBES = 32
 _CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
 
 Purpose = Literal["calls", "background", "listening", "reports"]
-"""The use of a connection. Callers share the alias's MAX_CONNECTIONS; each background thread has connections of its
-own."""
+"""The use of a connection. Callers share the alias's MAX_CONNECTIONS; each background thread has its own
+connections."""
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def node_client(using: str) -> redis.Redis:
     known = _clients.value.get(using)
     if known is not None:
         return known
-    reached = _make_source(using)  # it has a pool of its own, so its options may be changed
+    reached = _make_source(using)  # it has its own pool, so its options may be changed
     reached.pool.connection_kwargs.update(limits(reached.options, connect_within(using)))
     return _clients.value.setdefault(using, redis.Redis(connection_pool=reached.pool))
 
@@ -131,7 +131,7 @@ def clients_of(using: str, within: float) -> dict[str, redis.Redis]:
 
 
 def _own_client(using: str, within: float) -> redis.Redis:
-    reached = _make_source(using)  # it has a pool of its own, so its options may be changed
+    reached = _make_source(using)  # it has its own pool, so its options may be changed
     _limit(reached.pool.connection_kwargs, longest=within)
     return redis.Redis(connection_pool=reached.pool)
 

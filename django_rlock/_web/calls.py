@@ -261,7 +261,7 @@ class LockedCall:
         if not self.encloses and not around:
             return _checked(self.func(*args, **kwargs))
         try:
-            # What the body calls opens transactions of its own, so the locks are passed on to the next decorator only.
+            # What the body calls opens its own transactions, so the locks are passed on to the next decorator only.
             AROUND.set((*around, lock) if self.encloses else ())
             return _checked(self.func(*args, **kwargs))
         finally:
@@ -381,7 +381,7 @@ def _checked(result: Any) -> Any:
 
 
 def sync_wrapper(call: LockedCall) -> Callable[..., Any]:
-    """The function that the project calls instead of its own."""
+    """The function that the project calls instead of the wrapped one."""
 
     @wraps(call.func)
     def locked(*args: Any, **kwargs: Any) -> Any:

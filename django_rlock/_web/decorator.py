@@ -226,7 +226,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
 
     A template names the lock. ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of an
     argument. ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come
-    from the request; a request without them gets a 400 response. A function in place of a template gets the arguments
+    from the request; a request without them gets a 400 response. A function instead of a template gets the arguments
     of the call, and returns one or more names. With several names, all locks are taken or none.
 
     ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits forever. By default views wait for
@@ -285,7 +285,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
 
 class Decorator:
     """The return value of ``distributed_lock(...)``. ``is_bare`` says that ``@distributed_lock`` was written above a
-    function without being called, and got that function in place of a template."""
+    function without being called, and got that function instead of a template."""
 
     def __init__(self, options: Options, is_bare: bool = False) -> None:
         self.options = options

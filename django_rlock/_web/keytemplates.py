@@ -177,7 +177,7 @@ def _enum(value: Enum) -> str:
 
 
 def _float(_value: float) -> str:
-    # 0.1 + 0.2 and 0.3 would be two locks for what the caller considers one value; nan does not even equal itself.
+    # 0.1 + 0.2 and 0.3 would be two locks although the caller considers them one value; nan does not even equal itself.
     raise RefusedError("is float, which rounding can turn into another lock; use int, Decimal or str")
 
 

@@ -20,8 +20,8 @@ LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
 
 LOOK_AGAIN = 1.0
-"""After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is what a thread of a
-pool executes, or a task that came from another thread."""
+"""After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is the function that a
+thread of a pool executes, or a task that came from another thread."""
 
 
 class Attempt(Candidate):

@@ -192,7 +192,7 @@ class BaseLock(HeldLock):
 
         Raises LockUnavailableError, within the wait time plus a second (including connecting), when Redis is
         unreachable, or so slow that the lease is over when the reply comes; LockLostError when the owner's existing
-        hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a task of its own, as with create_task(),
+        hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a separate task, as with create_task(),
         gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
         """
         return run_flow(self._acquire, (blocking_driver(self), blocking, wait_time, lease_time, unknown))

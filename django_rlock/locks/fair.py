@@ -63,7 +63,7 @@ class Fair(Kind["FairLock"]):
         claim = milliseconds(settings_of(lock.using).claim_time)
         return call_for(lock, scripts.FAIR_LEAVE, keys.fair_release_keys(lock.key), asker, claim)
 
-    withdraw = leave  # a named owner asks as a member of its own, which holds nothing
+    withdraw = leave  # a named owner asks as a separate member, which holds nothing
 
     def channel(self, lock: FairLock) -> str:
         return keys.wake_channel(client_id(), lock.key if is_cluster(lock.using) else None)

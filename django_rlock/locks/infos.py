@@ -63,7 +63,7 @@ def rate_number(per_second: float) -> str:
 
 
 def local_time(timestamp: float | None) -> datetime | None:
-    """A time of the server's clock, in the project's time zone; None for None and for what can be no time."""
+    """A time of the server's clock, in the project's time zone; None for None and for a value that is not a time."""
     try:
         return None if timestamp is None else localtime(datetime.fromtimestamp(timestamp, UTC))
     except (ValueError, OverflowError, OSError):  # a value that no process of ours has written

@@ -54,7 +54,7 @@ class Named:
     template: str = ""
     """The key template from which a decorator or a task made the name; "" if there is none."""
 
-    # Of what can be held:
+    # Of kinds that can be held:
     on_lost: Callable[[Any], object] | None
     max_hold_time: float | None
 

@@ -384,7 +384,7 @@ class MultiLock(BaseLock):
     __slots__ = ("_grouping", "_parts")
 
     kind = "multi"
-    _kind = Kind()  # it has no calls of its own
+    _kind = Kind()  # it sends no calls itself
     _engine: ClassVar[Engine] = MultiEngine()
 
     def __init__(

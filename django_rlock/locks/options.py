@@ -138,7 +138,7 @@ def checked_owner(value: object) -> str:
     """Return a name for an owner, if the locks' hashes can have it as a field."""
     owner = checked_text("lock's owner", value)
     if owner == keys.MODE:
-        raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a meaning of its own.")
+        raise ValueError(f"A lock's owner must not be {owner!r}: that field of its hash has a special meaning.")
     return owner
 
 

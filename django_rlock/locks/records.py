@@ -83,18 +83,18 @@ class Hold:
     """A lock held by one owner of this process. Times are monotonic seconds.
 
     ``deadline`` is a time at which the lease certainly still runs, counted from before its command was sent; after it
-    the lock counts as lost in any case. ``lease`` is what renewals request. ``runs_for`` is the duration behind the
-    deadline, which is shorter while the server keeps a granted lock only for the claim time. ``lost`` is the reason of
-    a loss. ``lost_below`` counts enclosing holds of the same owner that were lost before this one was taken, and whose
-    releases still have to report that. ``token`` is the fencing token, for kinds that have one. ``late_lease`` is how
-    long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy. ``suspect`` is set while its
-    renewal fails, and ``renewing`` while one is under way. ``planned`` is when the watchdog checks it next, and
-    ``reported`` whether the loss was reported; only the watchdog writes these. ``subscription`` receives forced
-    releases while the hold is kept. ``ending`` is set while its own owner frees it by force, which is not a loss.
-    ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a hold that lasts too long.
-    ``variables`` are the context variables of the code that acquired it, for what the background thread reports of it.
-    ``kept_until`` is until when the lock stays taken after its release; 0 if it becomes free. ``ended`` is set once it
-    is counted.
+    the lock counts as lost in any case. ``lease`` is the lease that renewals request. ``runs_for`` is the duration
+    behind the deadline, which is shorter while the server keeps a granted lock only for the claim time. ``lost`` is the
+    reason of a loss. ``lost_below`` counts enclosing holds of the same owner that were lost before this one was taken,
+    and whose releases still have to report that. ``token`` is the fencing token, for kinds that have one.
+    ``late_lease`` is how long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy.
+    ``suspect`` is set while its renewal fails, and ``renewing`` while one is under way. ``planned`` is when the
+    watchdog checks it next, and ``reported`` whether the loss was reported; only the watchdog writes these.
+    ``subscription`` receives forced releases while the hold is kept. ``ending`` is set while its own owner frees it by
+    force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a
+    hold that lasts too long. ``variables`` are the context variables of the code that acquired it, for the reports of
+    the background thread. ``kept_until`` is until when the lock stays taken after its release; 0 if it becomes free.
+    ``ended`` is set once it is counted.
     """
 
     __slots__ = (
@@ -277,7 +277,7 @@ class Hold:
 class BatchHold:
     """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
 
-    Then each becomes a ``Hold`` of its own, permanently, with the times of this record. Any thread may cause that.
+    Then each becomes a separate ``Hold``, permanently, with the times of this record. Any thread may cause that.
     Attributes are those of ``Hold``; ``group`` is the LockGroup (``groups``), ``keys`` are the table's keys for it, and
     ``tokens`` the fencing tokens. Kinds with a clock drift are not grouped.
     """

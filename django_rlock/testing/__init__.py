@@ -66,7 +66,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override
 
     It stays in effect when a test overrides CACHES or RLOCK. The aliases of RLOCK stay, and an alias with NODES gets
     the same number of nodes. Options for real servers are ignored: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters.
-    Processes that the test starts do not see these locks; a forked process has locks of its own. Raises
+    Processes that the test starts do not see these locks; a forked process has separate locks. Raises
     ImproperlyConfigured if the extra is not installed, or if RLOCK is not a dict.
     """
 
@@ -178,7 +178,7 @@ class hold:  # noqa: N801 - read as a verb
 
 
 def _beside_the_loop(function: Callable[..., T], *args: Any) -> T:
-    """Call a blocking function, in a thread of its own if this one runs an event loop."""
+    """Call a blocking function, in a separate thread if this one runs an event loop."""
     return function(*args) if running_loop() is None else run_in_thread(function, *args)
 
 

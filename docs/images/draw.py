@@ -59,7 +59,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Picture:
-    """``story`` is what a screen reader says."""
+    """``story`` is the text for screen readers."""
 
     file: str
     title: str

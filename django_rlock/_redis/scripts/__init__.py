@@ -6,7 +6,7 @@ The line ``-- include: name`` in a script stands for the text of ``name.lua``.
 All are read at import: a process goes on with those of its own version when an update replaces the files, and to take
 a lock needs no file.
 
-The sources are for a server of its own. A cluster gets ``script.sharded()``, derived from the same source, which
+The sources are for a single server. A cluster gets ``script.sharded()``, derived from the same source, which
 publishes to the shard of the channel's slot, and to all nodes only for Redisson's clients that listen there.
 """
 
@@ -23,7 +23,7 @@ OK, LOST, QUEUED = b"OK", b"LOST", b"QUEUED"
 """The words in scripts' replies: the lock was taken; the hold to re-enter is gone; a free lock must be granted to a
 waiter."""
 ENDLESS, ABSENT = -1, -2
-"""The values in place of a remaining lease in ms, as for PTTL: the lease has no end; the key does not exist."""
+"""The values instead of a remaining lease in ms, as for PTTL: the lease has no end; the key does not exist."""
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _TYPES = {"OK": bytes, "bytes": bytes, "int": int}
@@ -47,8 +47,8 @@ class Script:
     """One Lua script; ``sha`` is its digest for EVALSHA.
 
     ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
-    after that argument all their others; its reply has one value for each call. ``reply`` is a pattern of what may
-    follow the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
+    after that argument all their others; its reply has one value for each call. ``reply`` is a pattern for the values
+    after the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
     or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value, and ``grants`` the
     types of the replies, with the nonce, that have values after ``OK``: both are recognized without the pattern.
     """

@@ -6,7 +6,8 @@
   things are known from earlier calls: which nodes have restarted (``Restarts``), and their clocks (``Proposals``).
 * ``threads`` and ``tasks`` are the two bindings. Each has a ``QuorumTransport``, which opens sessions and keeps
   connections between them.
-* ``nodes`` is what all threads and tasks of the process know about the nodes: which are down, and what they missed.
+* ``nodes`` is the knowledge of all threads and tasks of the process about the nodes: which are down, and what they
+missed.
 """
 
 from __future__ import annotations

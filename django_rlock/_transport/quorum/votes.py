@@ -111,7 +111,7 @@ class Proposals:
     """The nodes' clock as this process last saw it, advanced by its own monotonic clock.
 
     A node accepts a proposal that is above its counter and its clock, and at most AHEAD above its clock; otherwise it
-    draws a token of its own. So a wrong guess costs a round, but never the order of tokens. No wall clock is used.
+    draws its own token. So a wrong guess costs a round, but never the order of tokens. No wall clock is used.
     """
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ class QuorumCall(ScriptCall):
         return self
 
     def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
-        """The reply, or an error in place of one that must not count because the node may have lost its data."""
+        """The reply, or an error instead of a reply that must not count because the node may have lost its data."""
         return reply
 
     async def over(self, voting: VotingRound) -> list[Any]:

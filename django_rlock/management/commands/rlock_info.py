@@ -34,7 +34,7 @@ _MOST_OF_A_CROWD = 10
 
 class Command(BaseCommand):
     help = (
-        "Describes one lock: who holds it, for what work and how long, who waits, which messages of Celery tasks "
+        "Describes one lock: who holds it, its work and for how long, who waits, which messages of Celery tasks "
         "are queued for it, and who held it in the last day, also if it is free. "
         "Without --using, it looks under all aliases. "
         "Exit status: 0 it is held or queued for, 1 Redis did not answer or RLOCK is wrong, "
