@@ -203,7 +203,7 @@ def test_a_password_is_shown_nowhere(
             for binding in (BlockingBinding(), TaskBinding())
             for text in binding.run(taken_lost_and_refused(binding))
         ]
-        with rlock("stock:1", owner="somebody"), rlock("stock:1", using="query"):
+        with rlock("stock:1", owner="another"), rlock("stock:1", using="query"):
             past.publish(ahead=20)
             told += pages(operator)
             told += commands()

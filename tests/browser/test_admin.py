@@ -45,7 +45,7 @@ def test_an_operator_finds_a_lock_and_frees_it(page: Page, redis_client: redis.R
     assert not redis_client.exists("rlock:stock:42")
 
 
-def test_the_list_refreshes_itself_until_somebody_works_on_it(page: Page, redis_client: redis.Redis) -> None:
+def test_the_list_refreshes_itself_until_an_operator_works_on_it(page: Page, redis_client: redis.Redis) -> None:
     page.clock.install()
     page.reload()
     expect(page.get_by_text("No lock is held at the moment.")).to_be_visible()

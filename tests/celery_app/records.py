@@ -46,7 +46,7 @@ def until(is_true) -> None:
         time.sleep(0.01)
 
 
-def somebody_waits() -> bool:
+def is_waited_for() -> bool:
     """Whether a task waits for an item of a list in ``wait_for``."""
     return any("b" in each["flags"] for each in client().client_list(_type="normal") if each["cmd"] == "blpop")
 

@@ -35,10 +35,10 @@ def run(source: str) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def test_the_view_answers_423_while_somebody_else_is_inside(settings) -> None:
+def test_the_view_answers_423_while_another_is_inside(settings) -> None:
     settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
     shop = example("def buy")
-    with rlock("stock:cake", owner="somebody else"):
+    with rlock("stock:cake", owner="another owner"):
         response = shop.buy(RequestFactory().post("/buy/cake/"), sku="cake")
     assert response.status_code == 423
     assert int(response["Retry-After"]) >= 1

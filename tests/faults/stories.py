@@ -216,7 +216,7 @@ def keep(strike: Strike) -> None:
 
 @story(scripts.LOCK_FORCE_RELEASE)
 def force_release(strike: Strike) -> None:
-    plain(owner="somebody").acquire()
+    plain(owner="another").acquire()
     strike()
     plain().force_release()
     HOLDS.clear()
@@ -238,7 +238,7 @@ def leave(strike: Strike) -> None:
 @story(scripts.FAIR_HEARTBEAT)
 def heartbeat(strike: Strike) -> None:
     """A process whose waiter had its turn since, and has left."""
-    with plain(owner="somebody", lease_time=60):
+    with plain(owner="another", lease_time=60):
         waiting = thread_owner().owner_id
         send(fair()._kind.acquire(fair(), waiting, 1, 60, waiting=True))
         strike()
@@ -250,7 +250,7 @@ def heartbeat(strike: Strike) -> None:
 
 @story(scripts.WRITE_HEARTBEAT)
 def beat_of_a_writer(strike: Strike) -> None:
-    reading(owner="somebody", lease_time=60).acquire()
+    reading(owner="another", lease_time=60).acquire()
     lock, waiting = writing(prefer="writer"), f"{client_id()}:waits"
     send(lock._kind.acquire(lock, waiting, 1, 60, waiting=True))
     strike()
@@ -259,7 +259,7 @@ def beat_of_a_writer(strike: Strike) -> None:
 
 @story(scripts.WRITE_WITHDRAW)
 def withdraw(strike: Strike) -> None:
-    reading(owner="somebody", lease_time=60).acquire()
+    reading(owner="another", lease_time=60).acquire()
     lock, first, second = writing(prefer="writer"), f"{client_id()}:1st", f"{client_id()}:2nd"
     send(lock._kind.acquire(lock, first, 1, 60, waiting=True))
     strike()

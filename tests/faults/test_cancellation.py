@@ -162,7 +162,7 @@ def test_cancelled_change_of_several_keeps_the_outer_hold(redis_client, method):
     async def body(at: int) -> bool:
         async with outer:
             if method == "acquire":
-                redis_client.hset("rlock:stock:43", "somebody", 1)
+                redis_client.hset("rlock:stock:43", "another", 1)
                 struck = await cancelled_at(both.aacquire(blocking=False), at)
             else:
                 await both.aacquire()
@@ -176,7 +176,7 @@ def test_cancelled_change_of_several_keeps_the_outer_hold(redis_client, method):
 
 def test_timeout_around_a_wait(kind, redis_client):
     lock = kind("stock:42")
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
 
     async def body() -> None:
         with pytest.raises(TimeoutError):

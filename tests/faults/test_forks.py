@@ -138,7 +138,7 @@ def test_fork_while_another_thread_acquires(kind, redis_client):
         assert not kind("taken").acquire(wait_time=0.02)
 
     try:
-        redis_client.hset("rlock:taken", "somebody", 1)
+        redis_client.hset("rlock:taken", "another", 1)
         for _ in range(8):
             in_child(child)
     finally:

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 def test_interrupted_attempt_at_several_locks_keeps_none(redis_client, kind):
     """The second one becomes free during the wait, the third one never."""
     lock = MultiLock(*[kind(f"account:{number}") for number in range(4)])
-    redis_client.hset("rlock:account:2", "somebody", 1)
+    redis_client.hset("rlock:account:2", "another", 1)
 
     def act() -> None:
-        redis_client.hset("rlock:account:1", "somebody", 1)
+        redis_client.hset("rlock:account:1", "another", 1)
         redis_client.pexpire("rlock:account:1", 2)
         lock.acquire(wait_time=0.01)
 
@@ -58,7 +58,7 @@ def test_interrupted_release_of_several_locks_keeps_none_that_it_began_with(redi
 def test_interrupted_attempt_of_a_name_at_several_locks_keeps_none(redis_client):
     """Its owner never ends, so nothing else would end their renewal."""
     lock = MultiLock(RLock("account:1"), ApartLock("account:2"), owner="batch")
-    redis_client.hset("rlock:account:2", "somebody", 1)
+    redis_client.hset("rlock:account:2", "another", 1)
     for number in interruptions(partial(lock.acquire, wait_time=0), OUTSIDE_OF_SEVERAL):
         assert HOLDS.snapshot() == [], number
         redis_client.delete("rlock:account:1")  # else it ends with its lease
@@ -66,7 +66,7 @@ def test_interrupted_attempt_of_a_name_at_several_locks_keeps_none(redis_client)
 
 def test_interrupted_attempt_of_a_name_leaves_its_other_blocks_counted(redis_client):
     several = MultiLock(RLock("account:1"), ApartLock("account:2"), owner="batch", wait_time=0)
-    redis_client.hset("rlock:account:2", "somebody", 1)
+    redis_client.hset("rlock:account:2", "another", 1)
 
     def act() -> None:
         with suppress(LockTimeoutError):

@@ -212,7 +212,7 @@ async def test_extension_that_failed_shortens_no_later_one(binding, kind, proxy,
 
 async def test_force_release_frees_no_later_holder(binding, each, proxy, redis_client):
     make = each[0]
-    await binding.acquire(make("stock:42", owner="somebody"))
+    await binding.acquire(make("stock:42", owner="another"))
     late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
     lock = make("stock:42")
     await binding.call(lock, "force_release")
@@ -223,7 +223,7 @@ async def test_force_release_frees_no_later_holder(binding, each, proxy, redis_c
 async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(binding, proxy, redis_client):
     """It hands the lock to the first waiter, and is sent again."""
     waiter = f"{'a' * 36}:1"
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     redis_client.zadd(queue_key(KEY), {waiter: 1})
     redis_client.zadd(alive_key(KEY), {waiter[:36]: 9e15})
     lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
@@ -233,7 +233,7 @@ async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(binding,
 
 
 async def test_force_release_that_failed_frees_no_later_holder(binding, kind, proxy, redis_client, monkeypatch):
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     with monkeypatch.context() as patch:
         patch.setattr("django_rlock.locks.forced.RELEASE_PATIENCE", 0.0)
         late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)

@@ -74,7 +74,7 @@ async def test_lost_hold_is_told_in_every_way(binding, kind, redis_client, told,
     assert HOLDS.snapshot() == []
 
 
-async def test_lease_that_somebody_chose_ends_and_is_told(binding, kind, told):
+async def test_lease_that_a_caller_chose_ends_and_is_told(binding, kind, told):
     lock = kind("stock:42", lease_time=0.15)
     with pytest.raises(LockLostError, match="lease"):
         async with binding.inside(lock):
@@ -113,10 +113,10 @@ async def test_entering_again_finds_the_lock_gone(binding, kind, redis_client, t
     with pytest.raises(LockLostError):
         async with binding.inside(lock):
             redis_client.delete(KEY)
-            redis_client.hset(KEY, "somebody", 1)
+            redis_client.hset(KEY, "another", 1)
             with pytest.raises(LockLostError):
                 await binding.acquire(lock)
-    assert redis_client.hgetall(KEY) == {"somebody": "1"}
+    assert redis_client.hgetall(KEY) == {"another": "1"}
     settle()
     assert len(told) == 1
 
@@ -473,9 +473,9 @@ async def test_release_of_what_nobody_holds(binding, kind, redis_client):
         await binding.release(kind("stock:42"))
     assert caught.value.lock_name == "stock:42"
     assert caught.value.owner
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     with pytest.raises(LockNotOwnedError):
         await binding.release(kind("stock:42"))
     with pytest.raises(LockNotOwnedError, match="order-7"):
         await binding.release(kind("stock:42", owner="order-7"))
-    assert redis_client.hgetall(KEY) == {"somebody": "1"}
+    assert redis_client.hgetall(KEY) == {"another": "1"}

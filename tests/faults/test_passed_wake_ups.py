@@ -94,12 +94,12 @@ def _what(taken: Any) -> tuple[Any, ...]:
 
 
 def locked(lock: BaseLock) -> Scene:
-    return Scene(lock, ("HSET", "somebody", 1), lock.force_release)
+    return Scene(lock, ("HSET", "another", 1), lock.force_release)
 
 
 def written(side: str, **options: Any) -> Scene:
     lock = ReadWriteLock("stock:42", **options)
-    return Scene(getattr(lock, side), ("HSET", "mode", "write", "somebody:write", 1), lock.write_lock.force_release)
+    return Scene(getattr(lock, side), ("HSET", "mode", "write", "another:write", 1), lock.write_lock.force_release)
 
 
 SCENES: dict[str, Callable[[], Scene]] = {

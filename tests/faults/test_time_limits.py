@@ -64,7 +64,7 @@ async def test_a_subscription_is_waited_for_no_longer_than_the_caller_has(bindin
     """Here for an hour."""
     monkeypatch.setattr(listener, "CONFIRM_WITHIN", 3600)
     monkeypatch.setattr(subscriber.Subscriber, "_connect", _refuse)
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     assert not await binding.result(binding.start(binding.acquire, kind("stock:42", wait_time=0.05)))
 
 
@@ -75,7 +75,7 @@ def _refuse(_: object) -> None:
 async def test_a_late_reply_ends_the_wait(binding, kind, proxy: Proxy, redis_client, monkeypatch):
     """There is no time to join the queue, and to leave it again."""
     monkeypatch.setattr(calls, "REPLY_GRACE", PATIENCE)
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     late = proxy.hold_reply(ACQUIRE[kind.kind])
     acquiring = binding.start(binding.acquire, kind("stock:42", wait_time=0.05))
     await binding.until(late.served.is_set)

@@ -182,7 +182,7 @@ async def test_goes_down_in_the_middle_of_a_wait(binding, kind, own_server):
     async def attempt():
         server.start()
         with server.client() as client:
-            client.hset(KEY, "somebody", 1)
+            client.hset(KEY, "another", 1)
         waiting = binding.start(_wait, binding, kind("stock:42"), 3.0)
         await binding.until(WAITS.snapshot)
         server.kill()
@@ -203,7 +203,7 @@ async def test_goes_down_and_comes_back_in_the_middle_of_a_wait(binding, kind, o
     server = own_server()
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5, "REFUSED_WAIT_TIME": None}}
     with server.client() as client:
-        client.hset(KEY, "somebody", 1)
+        client.hset(KEY, "another", 1)
         client.pexpire(KEY, 1500)
     waiting = binding.start(_wait, binding, kind("stock:42"), 15)
     await binding.until(WAITS.snapshot)

@@ -209,7 +209,7 @@ def finish(world: World) -> None:
         if not any(actor.hold for actor in world.actors if isinstance(actor, Truster)):
             world.client.delete(KEY)
         world.repair()
-    assert all(actor.at == "done" or actor.process.dead for actor in world.actors), "somebody waits for ever"
+    assert all(actor.at == "done" or actor.process.dead for actor in world.actors), "a client waits for ever"
     queue: Any = world.client.zrange(QUEUE, 0, -1)
     living = [each.identity.client_id.encode() for each in world.processes if not each.dead]
     assert not [name for name in queue if name[:36] in living], queue

@@ -194,7 +194,7 @@ def test_a_forced_release_is_sent_twice(kind, make_world):
 
     def build() -> World:
         world = visiting()
-        world.client.hset(KEY, "somebody", 1)
+        world.client.hset(KEY, "another", 1)
         world.actors.append(operator(world, kind(NAME)))
         return world
 

@@ -112,7 +112,7 @@ async def test_several_locks_stay_taken_together(binding):
 
 
 async def test_several_locks_of_which_some_are_taken_are_not_kept(binding, redis_client):
-    redis_client.hset("rlock:b", "somebody", 1)
+    redis_client.hset("rlock:b", "another", 1)
     assert await binding.acquire(MultiLock(FairLock("a"), FencedLock("b"), at_least=50), wait_time=0.1) is False
     await binding.until(lambda: redis_client.keys() == ["rlock:b"])
 

@@ -93,7 +93,7 @@ async def test_inner_hold_does_not_shorten_the_lease(binding, kind):
 
 
 async def test_try_once(binding, kind, redis_client):
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     lock = kind("stock:42")
     assert await binding.acquire(lock, blocking=False) is False
     assert await binding.acquire(lock, wait_time=0) is False
@@ -102,7 +102,7 @@ async def test_try_once(binding, kind, redis_client):
 
 
 async def test_wait_ends(binding, kind, redis_client):
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     began = time.monotonic()
     assert await binding.acquire(kind("stock:42"), wait_time=0.2) is False
     assert 0.2 <= time.monotonic() - began < 20  # not the lease of 30
@@ -111,7 +111,7 @@ async def test_wait_ends(binding, kind, redis_client):
 
 
 async def test_block_raises_when_the_wait_ends(binding, kind, redis_client):
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     redis_client.pexpire(KEY, 20_000)
     with pytest.raises(LockTimeoutError) as caught:
         async with binding.inside(kind("stock:42", wait_time=0.1)):
@@ -151,7 +151,7 @@ async def test_questions(binding, kind, redis_client):
         assert 10 < await binding.call(lock, "remaining_lease") <= 20
         lock.check()
         assert not lock.lost
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     assert await binding.call(lock, "locked")
     assert not await binding.call(lock, "owned")
     assert await binding.call(lock, "remaining_lease") is None
@@ -164,11 +164,11 @@ async def test_questions(binding, kind, redis_client):
 
 
 async def test_force_release_lets_the_next_one_in(binding, kind, redis_client):
-    redis_client.hset(KEY, "somebody", 3)
+    redis_client.hset(KEY, "another", 3)
     waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
     await binding.until(WAITS.snapshot)
     lock = kind("stock:42")
-    assert await binding.call(lock, "force_release", "somebody else") is False
+    assert await binding.call(lock, "force_release", "another owner") is False
     assert await binding.call(lock, "force_release", reason="it hangs") is True
     await binding.result(waiting)
     assert await binding.call(lock, "force_release") is False
@@ -220,7 +220,7 @@ async def test_signals(binding, kind, redis_client):
         lock = kind("stock:42")
         async with binding.inside(lock), binding.inside(lock):
             pass
-        redis_client.hset(KEY, "somebody", 1)
+        redis_client.hset(KEY, "another", 1)
         await binding.acquire(lock, blocking=False)
         await binding.call(lock, "force_release")
     finally:

@@ -91,7 +91,7 @@ async def test_only_what_is_held_under_the_wire_name_ends(binding, kind):
     lock = kind("stock:42")
     await binding.acquire(lock)
     (hold,) = HOLDS.snapshot()
-    assert not await binding.call(lock, "force_release", "somebody else")
+    assert not await binding.call(lock, "force_release", "another owner")
     lock.check()
     assert HOLDS.snapshot() == [hold]
     assert hold.renewed
@@ -126,7 +126,7 @@ async def test_what_was_lost_is_not_ended_with_what_another_holds(binding, kind,
     lock = kind("stock:42", lease_time=0.05)
     await binding.acquire(lock)
     await binding.until(lambda: lock.lost and not redis_client.exists(KEY))  # the holder counts its lease shorter
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     assert await binding.call(lock, "force_release")
     with pytest.raises(LockLostError):
         await binding.release(lock)

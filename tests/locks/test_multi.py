@@ -209,13 +209,13 @@ def given_up():
 @pytest.mark.parametrize("kind", [RLock, ReadLock, ApartLock], ids=["together", "read", "alone"])
 @pytest.mark.parametrize("wait_time", [0, 0.02])
 async def test_giving_up_is_told_once(binding, redis_client, given_up, kind, wait_time):
-    redis_client.hset(B, "somebody", 1)
+    redis_client.hset(B, "another", 1)
     assert not await binding.acquire(three(kind), wait_time=wait_time)
     assert given_up == ["account:b"]
 
 
 async def test_trying_a_member_again_is_not_giving_up(binding, redis_client, given_up):
-    redis_client.hset(B, "somebody", 1)
+    redis_client.hset(B, "another", 1)
     redis_client.pexpire(B, 20)
     async with binding.inside(three(ApartLock)):
         assert given_up == []
@@ -444,8 +444,8 @@ async def test_it_gets_its_turn_where_all_members_are_always_taken(binding):
 
 async def start_keeping(binding, client, body):
     """Start a body that takes a and b; it keeps a by now, and waits for b, which is taken."""
-    client.hset(A, "somebody", 1)
-    client.hset(B, "somebody", 1)
+    client.hset(A, "another", 1)
+    client.hset(B, "another", 1)
     started = binding.start(body, MultiLock(RLock("account:a"), RLock("account:b")))
     await binding.until(WAITS.snapshot)
     free(client, A)

@@ -51,7 +51,7 @@ async def test_redis_is_down(binding, own_server, kind, noun, method):
 
 @each_call
 async def test_key_holds_something_else(binding, redis_client, kind, noun, method):
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     with pytest.raises(LockUnavailableError, match=f"not a {noun}") as caught:
         await binding.call(kind("printers"), method)
     assert_speaks_of(noun, caught.value)

@@ -151,7 +151,7 @@ async def test_questions(binding, side, redis_client):
         assert [await binding.call(lock, name) for name in questions[:3]] == [True, True, 1]
         assert 10 < await binding.call(lock, "remaining_lease") <= 20
         lock.check()
-        other = side("prices", owner="somebody")
+        other = side("prices", owner="another")
         assert [await binding.call(other, name) for name in questions[:3]] == [True, False, 0]
         with pytest.raises(LockNotOwnedError):
             await binding.release(other)
@@ -269,10 +269,10 @@ async def test_the_other_side_is_named(binding, side, method, redis_client):
 def test_bad_options(side):
     with pytest.raises(ValueError, match='prefer must be "writer" or None'):
         side("prices", prefer="reader")
-    with pytest.raises(ValueError, match="must not end in ':write', as 'somebody:write' does"):
-        side("prices", owner="somebody:write")
+    with pytest.raises(ValueError, match="must not end in ':write', as 'another:write' does"):
+        side("prices", owner="another:write")
     with pytest.raises(ValueError, match="The owner of a limited lock must not end in ':write'"):
-        LimitedLock("prices", owner="somebody:write")
+        LimitedLock("prices", owner="another:write")
 
 
 def test_sides_that_are_due_together_are_renewed_by_one_script(redis_client):

@@ -107,7 +107,7 @@ async def test_failed_release_does_not_hide_the_error_of_the_block(binding, prin
         with pytest.raises(seen):
             async with binding.inside(printers):
                 redis_client.delete(KEY)
-                redis_client.hset(KEY, "somebody", 1)
+                redis_client.hset(KEY, "another", 1)
                 if raised:
                     raise raised
         redis_client.delete(KEY)

@@ -137,7 +137,7 @@ def test_no_owner_is_called_as_the_field_of_the_mode(kind):
 async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_client):
     """One process, one name, two kinds: the heartbeat of the longest waiter says nothing about the others."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
-    redis_client.hset(KEY, "somebody", 1)
+    redis_client.hset(KEY, "another", 1)
     waiters = []
     for number, lock in enumerate([rlock(NAME, kind="write"), rlock(NAME, kind="fair")]):
         waiters.append(binding.start(visit, binding, lock))

@@ -33,7 +33,7 @@ async def test_release_wakes_the_waiters_of_a_plain_lock(binding):
 
 
 async def test_backoff_of_nothing_waits_all_the_same(binding, redis_client):
-    redis_client.hset("rlock:stock:42", "somebody", 1)
+    redis_client.hset("rlock:stock:42", "another", 1)
     redis_client.pexpire("rlock:stock:42", 50)
     async with binding.inside(SpinLock("stock:42", backoff=lambda _tries: 0)):
         pass

@@ -68,7 +68,7 @@ def test_wake_up_that_comes_early_is_kept(redis_client):
     waiter.close()
 
 
-def test_channel_that_is_dropped_while_somebody_comes_back_to_it(redis_client, monkeypatch):
+def test_channel_that_is_dropped_while_a_waiter_comes_back_to_it(redis_client, monkeypatch):
     """The waiter comes between the look at the channel's lines and its end."""
     monkeypatch.setattr("django_rlock._transport.listener.KEEP_CHANNEL", -1.0)
     driver: Any = sync_driver("default")

@@ -95,7 +95,7 @@ def test_a_wait_is_shown_while_it_lasts_and_counted_afterwards(measured: Measure
 
 
 def test_a_wait_in_vain_is_counted(measured: Measured) -> None:
-    with rlock("stock:42", owner="somebody else"):
+    with rlock("stock:42", owner="another owner"):
         assert not rlock("stock:42").acquire(blocking=False)
     assert measured.value("rlock_acquisitions_total", outcome="timed_out") == 1
     assert measured.value("rlock_wait_seconds_count", outcome="timed_out") == 1
@@ -124,7 +124,7 @@ def test_a_lost_hold_is_counted_and_no_longer_held(measured: Measured, redis_cli
 
 
 def test_a_forced_release_is_counted(measured: Measured) -> None:
-    rlock("stock:42", owner="somebody else", lease_time=60).acquire()
+    rlock("stock:42", owner="another owner", lease_time=60).acquire()
     assert rlock("stock:42").force_release()
     assert measured.value("rlock_force_released_total") == 1
     HOLDS.clear()
@@ -170,7 +170,7 @@ def test_a_view_has_its_template_and_never_a_name(measured: Measured, client: An
     few = {(name, *sorted(labels.items())) for name, labels, _ in measured.samples()}
     for pk in range(7001, 7010):
         assert client.post(f"/{view}/{pk}/").status_code == 200
-    with rlock("stock:7010", owner="somebody else"):
+    with rlock("stock:7010", owner="another owner"):
         assert client.post(f"/{view}/7010/").status_code == 423
     template = {"template": "stock:<pk>"}
     assert measured.value("rlock_acquisitions_total", outcome="acquired", **template) == 10

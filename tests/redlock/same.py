@@ -52,7 +52,7 @@ def by_hand(step: str, clients: list[redis.Redis]) -> str:
     for client in clients:
         client.delete("rlock:same")
         if step == "take":
-            client.hset("rlock:same", "somebody", "1")
+            client.hset("rlock:same", "another", "1")
             client.pexpire("rlock:same", 60_000)
     return step
 

@@ -199,7 +199,7 @@ def test_commands(held, nodes, capsys):
 
 
 def test_force_release_compares_the_owner(held, nodes):
-    assert not force_release("x", "somebody else", "quorum")
+    assert not force_release("x", "another owner", "quorum")
     assert all(holders(nodes))
     assert force_release("x", owner_of(held), "quorum")
     eventually(lambda: not any(holders(nodes)))  # a quorum decides, and the others hear of it as well

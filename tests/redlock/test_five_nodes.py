@@ -43,7 +43,7 @@ def driver_of(binding):
     return sync_driver("quorum") if binding.name == "sync" else async_driver("quorum")
 
 
-def take_away(servers, owner="somebody"):
+def take_away(servers, owner="another"):
     """Give another owner the lock on some nodes."""
     for server in servers:
         with server.client() as client:
@@ -69,7 +69,7 @@ async def none_has_it(binding, nodes):
 
 async def others_have(binding, nodes, number):
     """Another owner has it on the first few nodes, and the rest are free."""
-    wanted = [["somebody"]] * number + [[]] * (len(nodes) - number)
+    wanted = [["another"]] * number + [[]] * (len(nodes) - number)
     await binding.until(lambda: [list(each) for each in holders(nodes)] == wanted)
 
 

@@ -65,7 +65,7 @@ def test_all_calls_of_a_loop_share_them(lock):
 def give_away(nodes):
     for server in nodes:
         with server.client() as client:
-            client.hset("rlock:x", "somebody", 1)
+            client.hset("rlock:x", "another", 1)
 
 
 @pytest.mark.usefixtures("patient")

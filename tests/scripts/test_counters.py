@@ -490,7 +490,7 @@ CALLS = [
 @pytest.mark.parametrize("other", ["hash", "text"])
 def test_nothing_is_done_to_another_kind_of_value(run, redis_client, heard, script, args, other):
     if other == "hash":
-        redis_client.hset(KEY, "somebody", 1)
+        redis_client.hset(KEY, "another", 1)
     else:
         redis_client.set(KEY, "0x10")
     redis_client.zadd(PERMITS, {A: 1, B: NEVER})

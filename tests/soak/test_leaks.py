@@ -13,8 +13,8 @@ def test_calls_that_are_kept_for_the_next_time_are_no_leak() -> None:
         for number in range(MOST_KEPT):
             lock = kind(f"stock:{number}")
             kept = lock._kind
-            kept.acquire(lock, "somebody", 1, 30.0)
-            kept.release(lock, "somebody", 0, 30.0)
+            kept.acquire(lock, "another", 1, 30.0)
+            kept.release(lock, "another", 0, 30.0)
     assert {*too_many_objects()} <= left_by_others
     leaked = [Prepared.__new__(Prepared) for _ in range(20 * MOST_OBJECTS)]
     assert "objects of Prepared" in too_many_objects()

@@ -61,7 +61,7 @@ def make(app):
 
 
 @pytest.fixture
-def somebody_else():
+def held_by_another():
     """Another thread holds the lock "job" until this event is set, or the test ends."""
     taken, enough = threading.Event(), threading.Event()
 
@@ -121,7 +121,7 @@ def test_it_runs_under_its_lock(make, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_skip(make, somebody_else, received, call):
+def test_skip(make, held_by_another, received, call):
     skipped = received.of(task_skipped)
     task = make(lambda self: "ran")
     result = call(task)
@@ -131,7 +131,7 @@ def test_skip(make, somebody_else, received, call):
     assert [signal["reason"].partition(" pid ")[0] for signal in skipped] == [f"lock 'job' is held by {gethostname()}"]
 
 
-def test_a_skip_is_one_line_that_names_the_holder(make, somebody_else, caplog):
+def test_a_skip_is_one_line_that_names_the_holder(make, held_by_another, caplog):
     caplog.set_level(logging.INFO, "django_rlock")
     make(lambda self: "ran")()
     [line] = caplog.messages
@@ -155,8 +155,8 @@ def test_a_skip_names_the_task_that_holds_it(make, caplog):
 @pytest.mark.parametrize(
     ("call", "on_locked"), [*((call, "wait") for call in DELAY_APPLY_CALL), (DELAY_APPLY_CALL[2], "retry")]
 )
-def test_waiting_without_limit_is_logged(make, somebody_else, call, on_locked, caplog):
-    task = make(lambda self: somebody_else.is_set(), max_retries=0, on_locked=on_locked)
+def test_waiting_without_limit_is_logged(make, held_by_another, call, on_locked, caplog):
+    task = make(lambda self: held_by_another.is_set(), max_retries=0, on_locked=on_locked)
     told = threading.Event()
 
     def note(record: logging.LogRecord) -> bool:
@@ -168,18 +168,18 @@ def test_waiting_without_limit_is_logged(make, somebody_else, call, on_locked, c
     with ThreadPoolExecutor(1) as pool:
         called = pool.submit(call, task)
         assert told.wait(UNTIL_SERVED), "it waits silently"
-        somebody_else.set()
+        held_by_another.set()
         assert called.result(UNTIL_SERVED) is True, "it ran before the other one was told to release"
     assert "waits without limit, because a plain call has no message to send again: Lock 'job'" in caplog.text
 
 
 @pytest.mark.parametrize("call", DELAY_APPLY_CALL[:2])
 @pytest.mark.parametrize("options", [{}, {"lock_max_retries": 500}, {"lock_wait_time": 0.05}], ids=str)
-def test_eager_retry_ends_at_once_with_the_error_of_the_last_retry(make, somebody_else, call, options, caplog):
+def test_eager_retry_ends_at_once_with_the_error_of_the_last_retry(make, held_by_another, call, options, caplog):
     task = make(lambda self: "ran", on_locked="retry", **options)
     with pytest.raises(LockTimeoutError, match="job") as caught:
         call(task)
-    assert not somebody_else.is_set()
+    assert not held_by_another.is_set()
     assert caught.value.__notes__ == ["Eager mode cannot send messages again: the task ends as after its last retry."]
     assert "Eager mode cannot send messages again: the task ends as after its last retry: Lock 'job'" in caplog.text
 
@@ -198,7 +198,7 @@ def test_eager_retry_runs_when_the_lock_is_free(make):
     ],
     ids=str,
 )
-def test_a_call_that_gives_up_raises(app, make, somebody_else, call, options):
+def test_a_call_that_gives_up_raises(app, make, held_by_another, call, options):
     app.conf.task_eager_propagates = True
     with pytest.raises(LockTimeoutError, match="job"):
         call(make(lambda self: "ran", **options))
@@ -214,7 +214,7 @@ def test_a_body_may_call_tasks_of_its_own_key(make):
     assert not is_locked()
 
 
-def test_a_serializer_without_a_word_for_skipped_gets_none(app, make, somebody_else):
+def test_a_serializer_without_a_word_for_skipped_gets_none(app, make, held_by_another):
     app.conf.result_serializer = "msgpack"
     assert make(lambda self: "ran")() is None
 
@@ -235,7 +235,7 @@ def test_the_lock_of_some_arguments_is_looked_at_and_freed(make):
         other.release()
 
 
-def test_run_is_the_body_without_the_lock(make, somebody_else):
+def test_run_is_the_body_without_the_lock(make, held_by_another):
     task = make(lambda self: "ran")
     assert task.run() == "ran"
     with pytest.raises(RuntimeError, match="holds no lock"):
@@ -280,7 +280,7 @@ def test_a_cool_down_without_exclusion_is_refused(make):
 
 
 @pytest.mark.parametrize(("on_locked", "outcome"), [("skip", None), (lambda error: error.lock_name, "job")])
-def test_the_decorator_below_a_task_does_not_wait_to_skip(app, somebody_else, on_locked, outcome):
+def test_the_decorator_below_a_task_does_not_wait_to_skip(app, held_by_another, on_locked, outcome):
     @app.task(shared=False)
     @distributed_lock("job", on_locked=on_locked)
     def job():
@@ -291,10 +291,10 @@ def test_the_decorator_below_a_task_does_not_wait_to_skip(app, somebody_else, on
         try:
             assert called.result(30) == outcome
         finally:
-            somebody_else.set()
+            held_by_another.set()
 
 
-def test_a_failed_task_says_which_option_is_to_change(make, somebody_else):
+def test_a_failed_task_says_which_option_is_to_change(make, held_by_another):
     result = make(lambda self: "ran", on_locked="raise").apply()
     assert "held by " in str(result.result)
     assert "wait longer with lock_wait_time=." in str(result.result)
@@ -416,7 +416,7 @@ def test_work_that_is_done_stands_when_the_release_fails(make, own_server, caplo
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("acks_late", [True, False])
-def test_a_message_that_cannot_be_sent_again_is_not_thrown_away(app, make, own_server, somebody_else, acks_late):
+def test_a_message_that_cannot_be_sent_again_is_not_thrown_away(app, make, own_server, held_by_another, acks_late):
     broker = own_server(None, port=0)
     app.conf.update(broker_url=broker.url, broker_connection_timeout=0.1, task_publish_retry=False)
     app.conf.task_always_eager = False
@@ -436,7 +436,7 @@ def test_without_redis_nothing_runs(make, own_server):
     assert isinstance(result.result, LockUnavailableError)
 
 
-def test_a_message_is_sent_anew_although_its_state_cannot_be_stored(app, make, somebody_else):
+def test_a_message_is_sent_anew_although_its_state_cannot_be_stored(app, make, held_by_another):
     """The results may be where the broker is not, and down: that is no reason to give the work up."""
     app.conf.update(task_always_eager=False, result_backend="redis+socket:///nowhere")
     task = make(lambda self: "ran", on_locked="retry")

@@ -180,7 +180,7 @@ def test_a_copy_counts_however_often_redis_could_not_be_asked(worker, fragile, l
 def test_a_soft_time_limit_in_the_body_frees_the_lock(worker, log):
     result = tasks.waits.delay(log, gated=True)
     (run,) = starts(log, 1)
-    until(records.somebody_waits)
+    until(records.is_waited_for)
     os.kill(run["pid"], signal.SIGUSR1)  # as the worker does after soft_time_limit
     with pytest.raises(SoftTimeLimitExceeded):
         result.get(timeout=records.WAIT)

@@ -67,7 +67,7 @@ def test_freed_lock_is_found_while_another_node_is_silent(topology, monkeypatch)
 
 
 def wait_for(lock, topology):
-    """Wait for a lock that somebody else holds for long."""
+    """Wait for a lock that another owner holds for long."""
     topology.redis.hset(lock.key, "00000000-0000-4000-8000-000000000000:1", 1)
     topology.redis.pexpire(lock.key, HELD_FOR)
     taken = lock.acquire(wait_time=3 * UNTIL_SERVED)

@@ -43,7 +43,7 @@ async def test_several_locks_are_taken_and_given_back_together(binding: Binding,
 
 
 async def test_several_locks_are_taken_all_or_none(binding: Binding, topology: Topology) -> None:
-    topology.redis.hset("rlock:stock:3", "somebody", 1)
+    topology.redis.hset("rlock:stock:3", "another", 1)
     assert not await binding.acquire(MultiLock(*map(FairLock, NAMES)), blocking=False)
     assert keys(topology) == ["rlock:stock:3"]
 
@@ -79,7 +79,7 @@ async def test_a_process_that_waits_for_several_locks_is_woken(
 ) -> None:
     monkeypatch.setattr(heartbeats, "_RETRY", retry)
     for name in NAMES:
-        topology.redis.hset(f"rlock:{name}", "somebody", 1)
+        topology.redis.hset(f"rlock:{name}", "another", 1)
     waits = [binding.start(visit, binding, FairLock(name)) for name in NAMES]
     await waiting(binding, len(NAMES))
     for name in NAMES:
@@ -92,6 +92,6 @@ async def test_a_process_that_waits_for_several_locks_is_woken(
 
 async def test_waiters_are_counted_by_slots(binding: Binding, topology: Topology) -> None:
     for name in NAMES:
-        topology.redis.hset(f"rlock:{name}", "somebody", 1)
+        topology.redis.hset(f"rlock:{name}", "another", 1)
     with asking("a test", "default") as server:
         assert server.count_present([f"rlock:{name}" for name in NAMES]) == len(NAMES)

@@ -98,7 +98,7 @@ async def test_given_back_by_an_owner_with_a_name(binding, group, behind, use):
 async def test_waiter_tries_again_after_an_unconfirmed_lock_was_released(binding, group, behind, use):
     """A waiter learns that it is free again, and tries for itself."""
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
-    group.redis.hset(KEY, "somebody", 1)
+    group.redis.hset(KEY, "another", 1)
     waiting = binding.start(acquire, binding, RLock("stock:42"))
     await binding.until(lambda: group.redis.pubsub_numsub(f"redisson_lock__channel:{{{KEY}}}")[0][1])
     await binding.call(RLock("stock:42"), "force_release")

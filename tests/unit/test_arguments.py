@@ -86,7 +86,7 @@ def test_text_that_cannot_be_encoded(kind):
 def test_names_of_all_sorts(kind, name, redis_client):
     with kind(name):
         assert redis_client.exists(f"rlock:{name}")
-        assert kind(name, owner="somebody else").acquire(wait_time=0.02) is False
+        assert kind(name, owner="another owner").acquire(wait_time=0.02) is False
 
 
 EVERY_KIND = [

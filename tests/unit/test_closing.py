@@ -38,7 +38,7 @@ def test_one_that_a_listener_cannot_wait_for(monkeypatch):
     assert ours.fileno() == -1
 
 
-def test_those_of_a_listener_that_somebody_still_has_after_the_settings_have_changed():
+def test_those_of_a_listener_that_a_caller_still_has_after_the_settings_have_changed():
     made: list[Subscriber] = []
 
     def make(listener, _place):

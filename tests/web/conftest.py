@@ -18,7 +18,7 @@ def taken() -> Holder:
     """``with taken("stock:7"):`` another owner has that lock."""
 
     def take(name: str, **options: Any) -> AbstractContextManager[Any]:
-        return rlock(name, owner="somebody-else:1", wait_time=0, **options)
+        return rlock(name, owner="another:1", wait_time=0, **options)
 
     return take
 
