@@ -6,6 +6,8 @@ slot. A key that already contains braces is assumed to have its own hash tag, as
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from functools import lru_cache
 
 MAX_NAME = 1024
@@ -21,6 +23,11 @@ MODE = "mode"
 _MARK = "rlock_wake::"
 WRITER = ":write"
 """The end of a writer's field in a read-write lock's hash; a reader's field is its owner alone."""
+
+
+def by_sort(keys_of_locks: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """First the first key of each lock, then the second of each, and so on, as scripts for many locks read them."""
+    return tuple(itertools.chain.from_iterable(zip(*keys_of_locks, strict=True)))
 
 
 def hash_tag(key: str) -> str:
@@ -84,11 +91,6 @@ def queue_key(key: str) -> str:
 def redisson_queue_key(key: str) -> str:
     """List of the waiters in the queue of Redisson's fair lock."""
     return release_keys(key)[2]
-
-
-def alive_key(key: str) -> str:
-    """Sorted set of a fair lock: client id → epoch milliseconds until which its waiters count as alive."""
-    return fair_keys(key)[2]
 
 
 def tombstone_key(key: str, owner: str) -> str:

@@ -256,7 +256,8 @@ AGAIN_AFTER = 1.0
 twice the one before."""
 MOST = 10_000
 """The maximum number of waiting calls; beyond it, those whose leases expire first are dropped."""
-_RETRY = 0.5
+RETRY = 0.5
+"""After how many seconds a job tries again what failed."""
 _AT_ONCE = 500
 
 
@@ -323,7 +324,7 @@ class CleanUps:
             elif _is_refused(reply):
                 log(cleaning_logger, logging.DEBUG, "Nothing to clean up: %s", reply)
             elif now < each.until:
-                self._plan(each, now + _RETRY)
+                self._plan(each, now + RETRY)
             else:
                 log(cleaning_logger, logging.WARNING, "Gave up on cleaning up: %s", reply)
 

@@ -131,6 +131,11 @@ class Counter(Handle):
         """Send a query and return its reply."""
         return (await driver.run(call, driver.now()))[1:]
 
+    async def _number(self, driver: Driver) -> int:
+        """Ask for the number at the key."""
+        number: int = (await self._ask(driver, self._call(scripts.COUNTER_READ, (self.key,), "")))[0]
+        return number
+
     async def _change(self, driver: Driver, call: ScriptCall) -> Any:
         """Send a change that is safe to repeat, and return its reply."""
         return (await driver.run(call, driver.now() + RELEASE_PATIENCE))[1]
@@ -350,15 +355,11 @@ class CountDownLatch(Counter):
 
     def count(self) -> int:
         """The remaining count; 0 when the latch is open."""
-        return run_flow(self._count, (blocking_driver(self),))
+        return run_flow(self._number, (blocking_driver(self),))
 
     async def acount(self) -> int:
         """As ``count``, in asyncio."""
-        return await self._count(awaited_driver(self))
-
-    async def _count(self, driver: Driver) -> int:
-        left: int = (await self._ask(driver, self._call(scripts.COUNTER_READ, (self.key,), "")))[0]
-        return left
+        return await self._number(awaited_driver(self))
 
     def delete(self) -> bool:
         """Delete the latch and release its waiters; returns whether it was closed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -81,9 +80,7 @@ class Fair(Kind["FairLock"]):
         return keys.redisson_channel(lock.key), keys.java_queue_channel(lock.key)
 
     def heartbeat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:
-        # First the state keys of all locks, then the queues of all, and so on.
-        by_sort = zip(*[keys.fair_heartbeat_keys(lock.key) for lock, _ in waiting], strict=True)
-        all_keys = tuple(itertools.chain.from_iterable(by_sort))
+        all_keys = keys.by_sort([keys.fair_heartbeat_keys(lock.key) for lock, _ in waiting])
         first = waiting[0][0]
         claim = milliseconds(settings_of(first.using).claim_time)
         return call_for(

@@ -18,14 +18,14 @@ from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall, run_sy
 from django_rlock._transport.identity import Owner, new_request
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import background_driver, listeners
-from django_rlock._transport.worker import BackgroundWorker, add_job, clean_up, worker
+from django_rlock._transport.worker import RETRY, BackgroundWorker, add_job, clean_up, worker
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import AbstractLock, Forced, force_release_call, forced_channel, retire_call
 from django_rlock.locks.mutex import serialized
 from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import note_freed, operator
-from django_rlock.locks.watchdog import FORCED_RELEASES, FREED, Renewals, free_behind, lose, note_loss, watch
+from django_rlock.locks.watchdog import AT_ONCE, FORCED_RELEASES, FREED, Renewals, free_behind, lose, note_loss, watch
 
 logger = logging.getLogger("django_rlock.locks")
 watchdog_logger = logging.getLogger("django_rlock.watchdog")
@@ -122,9 +122,6 @@ their forced release at their next renewal.
 """
 _MOST_MESSAGES = 100
 """How many messages of forced releases are kept, as reasons of losses."""
-_RETRY = 0.5
-_AT_ONCE = 10
-"""How many holds are renewed before other jobs and other threads can run."""
 
 
 class Subscription:
@@ -180,7 +177,7 @@ class ForcedReleaseWatcher:
         if self._again_at <= now:
             self._doubted.extend(self._unanswered)
             self._unanswered, self._again_at = [], math.inf
-        doubted = [self._doubted.popleft() for _ in range(min(len(self._doubted), _AT_ONCE))]
+        doubted = [self._doubted.popleft() for _ in range(min(len(self._doubted), AT_ONCE))]
         holds = [hold for hold in doubted if hold.lost is None and hold in HOLDS]
         if holds:
             run_sync(self._ask(holds))
@@ -245,7 +242,7 @@ class ForcedReleaseWatcher:
     async def _ask(self, holds: list[Hold]) -> None:
         if unanswered := await _ask_about(holds):
             self._unanswered += unanswered
-            self._again_at = monotonic() + _RETRY
+            self._again_at = monotonic() + RETRY
 
     def at_exit(self) -> None:
         """Do nothing: there is nothing to clean up."""

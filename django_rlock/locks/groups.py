@@ -73,12 +73,10 @@ class LockGroup:
         single = self._fenced + by_sort[PLAIN]
         self._sides = [lock for sort in TOGETHER[2:] for lock in by_sort[sort]]
         self.in_order = *single, *self._sides
-        # First the state keys of all locks, then the queues of all, and so on.
         by_lock = [keys.fair_release_keys(prefix + lock.name) for lock in single]
         states, queues, alive, channels, waiting, deadlines = zip(*by_lock, strict=True) if by_lock else [()] * 6
         tokens = tuple([keys.token_key(prefix + lock.name) for lock in self._fenced])
-        by_side = [keys.readwrite_keys(prefix + lock.name) for lock in self._sides]
-        sides = tuple(itertools.chain(*zip(*by_side, strict=True)))
+        sides = keys.by_sort([keys.readwrite_keys(prefix + lock.name) for lock in self._sides])
         to_take = ManyKeys(states + queues)
         self._to_take = to_take.followed_by(tokens + sides[: 3 * len(self._sides)])
         self._to_free = to_take.followed_by(waiting + alive + channels + deadlines + sides)
@@ -190,6 +188,11 @@ def held_of(locks: Sequence[AbstractLock], owner: Owner) -> list[Held]:
     return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
 
 
+def singles(held: Held) -> Sequence[Hold]:
+    """The holds in a record, one for each lock."""
+    return [*held.members.values()] if isinstance(held, BatchHold) else [held]
+
+
 def _whole(locks: Sequence[AbstractLock], owner: Owner) -> BatchHold | None:
     """The usual case: one record for all of them."""
     first = HOLDS.record(locks[0], owner) if locks else None
@@ -238,7 +241,8 @@ async def _release_piece(
 
 
 def _release_later(piece: BatchHold | AbstractLock, owner: Owner) -> None:
-    for hold in _holds(piece, owner):
+    held = piece if isinstance(piece, BatchHold) else HOLDS.get(piece, owner)
+    for hold in singles(held) if held else ():
         if hold in HOLDS:  # a group that is being freed handles interruptions itself
             release.release_later(hold)
 
@@ -283,13 +287,6 @@ def _members(held: Held | None, lock: AbstractLock) -> list[tuple[Hold, Abstract
     if isinstance(held, BatchHold):
         return list(zip(held.members.values(), held.group.locks, strict=True))
     return [] if held is None else [(held, lock)]
-
-
-def _holds(piece: BatchHold | AbstractLock, owner: Owner) -> list[Hold]:
-    if isinstance(piece, BatchHold):
-        return list(piece.members.values())
-    hold = HOLDS.get(piece, owner)
-    return [] if hold is None else [hold]
 
 
 async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:

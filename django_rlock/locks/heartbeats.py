@@ -22,8 +22,8 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.listener import ListenerWaiter
-from django_rlock._transport.registry import Command, background_driver, commands_to, listener
-from django_rlock._transport.worker import SLOWEST_TICK, BackgroundWorker, add_job, worker
+from django_rlock._transport.registry import background_driver, commands_to, listener
+from django_rlock._transport.worker import RETRY, SLOWEST_TICK, BackgroundWorker, add_job, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named, leave_javas_call
 from django_rlock.locks.records import Wait
@@ -42,7 +42,6 @@ LONGEST_PAUSE = 80.0
 """The longest time between two heartbeats for a lock, in seconds."""
 _LOOK_AT = 500
 """How many locks one command checks."""
-_RETRY = 0.5
 _REGULAR = 0.8
 """A first heartbeat that is due before this share of the shortest pause is meant for the end of the holder's lease."""
 _TOGETHER = 1 / 6
@@ -192,9 +191,10 @@ class Heartbeats:
             by_location[location(key.key)].append(key)
         parts = [part for same in by_location.values() for part in _sliced(same, _LOOK_AT)]
         # No script: one with so many keys costs the server several times as much.
-        replies = commands_to(self._using, "background").try_all([_look(part) for part in parts])
-        free = [key for part, reply in zip(parts, replies, strict=True) if not _all_held(part, reply) for key in part]
-        return {key: groups[key] for key in free}
+        looks = [(part[0].key, ("EXISTS", *[each.key for each in part])) for part in parts]
+        replies = zip(parts, commands_to(self._using, "background").try_all(looks), strict=True)
+        free = [part for part, reply in replies if not isinstance(reply, Exception) and reply < len(part)]
+        return {key: groups[key] for part in free for key in part}
 
     async def _send_heartbeats(self, groups: dict[LockKey, Group]) -> None:
         driver = background_driver(self._using)
@@ -219,7 +219,7 @@ class Heartbeats:
             log(logger, logging.INFO, "No heartbeat for lock %r: %s", part[0][0].key, reply)
             for key, group, waits in part:
                 waits[0].wake()  # its own call keeps this process alive in the queue, or fails with the reason
-                group.heartbeat_at = now + _RETRY
+                group.heartbeat_at = now + RETRY
                 self._plan(key, group, group.heartbeat_at)
             return
         states = zip(reply[1::2], reply[2::2], strict=True)
@@ -262,9 +262,7 @@ def expect(wait: Wait, now: float) -> None:
 
 def heartbeat_soon(lock: Named) -> None:
     """Beat for a lock in the next round, because it may have become free."""
-    its = worker(lock.using)
-    its.jobs[Heartbeats].hurried.append((LockKey(lock.key, lock.kind), 0.0))
-    its.wake()
+    _hurry(lock, 0.0).wake()
 
 
 def heartbeat_after(wait: Wait, taken: bool) -> None:
@@ -274,21 +272,17 @@ def heartbeat_after(wait: Wait, taken: bool) -> None:
     """
     in_javas = wait.outside and wait.lock._kind.java_poll < math.inf
     within = 0.0 if in_javas and not taken else wait.lock._settings.waiter_alive_time * HEARTBEAT_SHARE
-    its = worker(wait.lock.using)
-    its.jobs[Heartbeats].hurried.append((LockKey(wait.lock.key, wait.lock.kind), within))
-
-
-def _look(part: Sequence[LockKey]) -> Command:
-    names = [each.key for each in part]
-    return names[0], ("EXISTS", *names)
-
-
-def _all_held(part: Sequence[LockKey], reply: Any) -> bool:
-    return isinstance(reply, Exception) or reply == len(part)
+    _hurry(wait.lock, within)
 
 
 def _sliced(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (things[start : start + size] for start in range(0, len(things), size))
+
+
+def _hurry(lock: Named, within: float) -> BackgroundWorker:
+    its = worker(lock.using)
+    its.jobs[Heartbeats].hurried.append((LockKey(lock.key, lock.kind), within))
+    return its
 
 
 WAITS.hurry = heartbeat_soon

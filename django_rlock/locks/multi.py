@@ -18,7 +18,7 @@ from django_rlock.locks import acquire, forced, ownership
 from django_rlock.locks.acquire import AcquireRequest, expect_copies
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.groups import Grouping, LockGroup, Piece, held_of, pieces_of, release_all
+from django_rlock.locks.groups import Grouping, LockGroup, Piece, held_of, pieces_of, release_all, singles
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
 from django_rlock.locks.mutex import a_call, refuse_nested
@@ -57,29 +57,28 @@ class AllOrNone:
         self._keys = [key_of(lock, request.owner) for lock in locks]
         self._before = HOLDS.before(self._keys, HOLDS.depth)
 
-    def may_wait(self) -> bool:
-        """Whether there is time left to wait."""
+    async def run(self, parts: Sequence[AbstractLock], pieces: Iterable[Piece]) -> bool:
+        """Take the ``parts``, which scripts take as ``pieces``; returns False when the time is up."""
+        keep_for = KEEP_FOR
+        taken = await self._all_or_none(self._take_at_once, pieces)
+        while not taken and self._may_wait():
+            # Nothing is held during this wait. The awaited member is kept while the others are tried.
+            (awaited,) = [part for part in parts if part is self.request.failed.lock]
+            if await self._take_alone(awaited, self.request.lease, self._time_left()):
+                others = [part for part in parts if part is not awaited]
+                taken = await self._all_or_none(self._take_at_once, Grouping(self.driver, others).pieces)
+            if not taken and self._may_wait():
+                taken = await self._all_or_none(self._take_in_order, parts, keep_for)
+                keep_for *= 2  # it may have been too short for a queue
+        return taken
+
+    def _may_wait(self) -> bool:
         return not self.request.once and (self.until is None or self.driver.now() < self.until)
-
-    async def wait_for(self, lock: AbstractLock) -> bool:
-        """Take one lock, waiting for it; returns False when the time is up."""
-        return await self._take_alone(lock, self.request.lease, self._time_left())
-
-    async def take(self, pieces: Iterable[Piece]) -> bool:
-        """Take the locks in addition to those taken before, or release all; returns False if any lock is not free."""
-        return await self._all_or_none(lambda: self._take_at_once(pieces))
-
-    async def wait_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
-        """Take the locks in the given order, waiting for each. If they are not all taken within ``keep_for`` seconds
-        after the first new one, release all and return False.
-
-        Since all attempts wait in the same order while they hold locks, no two of them can wait for each other.
-        """
-        return await self._all_or_none(lambda: self._take_in_order(locks, keep_for))
 
     # --- ways to take them -------------------------------------------------------------------------------------------
 
     async def _take_at_once(self, pieces: Iterable[Piece]) -> bool:
+        """Take the locks in addition to those taken before; returns False if any lock is not free."""
         for piece in self._takeable(pieces):
             if not await (self._take_together(piece) if isinstance(piece, LockGroup) else self._take_each([piece])):
                 return False
@@ -113,6 +112,9 @@ class AllOrNone:
         return any([HOLDS.get(lock, self.owner, scope) for scope in scopes])  # noqa: C419
 
     async def _take_in_order(self, locks: Sequence[AbstractLock], keep_for: float) -> bool:
+        """Take the locks in the given order, waiting for each. Returns False if they are not all taken within
+        ``keep_for`` seconds after the first new one."""
+        # All attempts wait in the same order while they hold locks, so no two of them can wait for each other.
         keep_until = math.inf
         for lock in locks:
             is_new = HOLDS.get(lock, self.owner) is None
@@ -196,9 +198,10 @@ class AllOrNone:
 
     # --- all, or none ------------------------------------------------------------------------------------------------
 
-    async def _all_or_none(self, taking: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+    async def _all_or_none(self, take: Callable[..., Coroutine[Any, Any, bool]], *args: object) -> bool:
+        """Take the locks, or release all that were taken."""
         self.lent = []
-        if await taking():
+        if await take(*args):
             if self.request.lease is not None:
                 await self._level_leases(self.request.lease)
             if not self._has_lost_any():
@@ -211,7 +214,7 @@ class AllOrNone:
         now = self.driver.now()
         for held in held_of(self.taken, self.owner):
             if held.is_lost(now):
-                for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
+                for hold in singles(held):
                     if self._before.get(hold.key, NOTHING).record is not None:
                         raise hold.lost_error()
                     self._note_failed(hold.lock)
@@ -229,7 +232,7 @@ class AllOrNone:
         latest = max((held.deadline for held in records), default=0.0)
         for held in records:
             if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
-                for hold in held.members.values() if isinstance(held, BatchHold) else [held]:
+                for hold in singles(held):
                     with suppress(LockLostError):  # which is noticed next
                         await ownership.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
 
@@ -282,7 +285,7 @@ class MultiEngine:
     async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
         attempt = AllOrNone(driver, request, request.until(driver.now()), lock.parts)
         try:
-            return await _take_all(lock, driver, attempt)
+            return await attempt.run(lock.parts, _pieces(lock, driver))
         except BaseException as error:
             await attempt.give_up(error)
             raise
@@ -331,21 +334,6 @@ class MultiEngine:
     @staticmethod
     async def ask_holders(lock: MultiLock, driver: Driver) -> list[str]:
         return [owner for part in lock.parts for owner in await ownership.ask_holders(part, driver.at(part.using))]
-
-
-async def _take_all(lock: MultiLock, driver: Driver, attempt: AllOrNone) -> bool:
-    parts = lock.parts
-    taken = await attempt.take(_pieces(lock, driver))
-    keep_for = KEEP_FOR
-    while not taken and attempt.may_wait():
-        # Nothing is held during this wait. The awaited member is kept while the others are tried.
-        (awaited,) = [part for part in parts if part is attempt.request.failed.lock]
-        if await attempt.wait_for(awaited):
-            taken = await attempt.take(Grouping(driver, [part for part in parts if part is not awaited]).pieces)
-        if not taken and attempt.may_wait():
-            taken = await attempt.wait_in_order(parts, keep_for)
-            keep_for *= 2  # it may have been too short for a queue
-    return taken
 
 
 def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -72,8 +71,7 @@ class Plain(Kind[L]):
         return (keys.java_queue_channel(lock.key),)
 
     def heartbeat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
-        by_sort = zip(*[keys.java_queue_keys(lock.key) for lock, _ in waiting], strict=True)
-        all_keys = tuple(itertools.chain.from_iterable(by_sort))
+        all_keys = keys.by_sort([keys.java_queue_keys(lock.key) for lock, _ in waiting])
         return call_for(waiting[0][0], scripts.JAVA_HEARTBEAT, all_keys, milliseconds(alive))
 
 

@@ -77,14 +77,11 @@ class BaseSemaphore(Counter):
 
     def available_permits(self) -> int:
         """Ask Redis how many permits are free; below 0 if more are taken than there are in all."""
-        return run_flow(self._available_permits, (blocking_driver(self),))
+        return run_flow(self._number, (blocking_driver(self),))
 
     async def aavailable_permits(self) -> int:
         """As ``available_permits``, in asyncio."""
-        return await self._available_permits(awaited_driver(self))
-
-    async def _available_permits(self, driver: Driver) -> int:
-        raise NotImplementedError
+        return await self._number(awaited_driver(self))
 
     def delete(self) -> bool:
         """Delete the semaphore; returns whether it existed. Its waiters keep waiting."""
@@ -200,10 +197,6 @@ class Semaphore(BaseSemaphore):
     async def arelease_if_exists(self, permits: int = 1) -> bool:
         """As ``release_if_exists``, in asyncio."""
         return await self._give(awaited_driver(self), permits, 1)
-
-    async def _available_permits(self, driver: Driver) -> int:
-        left: int = (await self._ask(driver, self._call(scripts.COUNTER_READ, (self.key,), "")))[0]
-        return left
 
     def drain_permits(self) -> int:
         """Take all free permits and return their number; a negative number is returned and reset to 0."""
@@ -383,8 +376,8 @@ class PermitSemaphore(BaseSemaphore):
     kind = "permit"
     _kind = PERMITS
 
-    async def _available_permits(self, driver: Driver) -> int:
-        return (await self._state(driver))[0]
+    async def _number(self, driver: Driver) -> int:
+        return (await self._state(driver))[0]  # PERMIT_STATE also reclaims permits whose lease has ended
 
     def acquired_permits(self) -> int:
         """How many permits are taken."""

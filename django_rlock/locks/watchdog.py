@@ -20,7 +20,7 @@ from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._core.text import printable
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
-from django_rlock._transport.worker import WORKERS, BackgroundWorker, add_job, clean_up, worker
+from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, add_job, clean_up, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import BatchHold, Hold, Key
@@ -38,8 +38,7 @@ PAUSE = 1 / 300
 """The pause between two rounds of renewals that are not late, as a share of the watchdog time."""
 LONG_HOLD = 3600.0
 """After how many seconds a hold without a ``max_hold_time`` is named in the log, once."""
-_RETRY = 0.5
-_AT_ONCE = 10
+AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
 ANSWER_WITHIN = 1.0
@@ -118,7 +117,7 @@ class Renewals:
             return []
         horizon = now + TOGETHER * get_settings(self._worker.using).watchdog_timeout
         due: list[Hold] = []
-        while self._due and self._due[0][0] <= horizon and len(due) < _AT_ONCE:
+        while self._due and self._due[0][0] <= horizon and len(due) < AT_ONCE:
             at, _, hold = self._due[0]
             if at > now and not hold.renewed:
                 break  # it can only expire, at its time
@@ -257,7 +256,7 @@ def _next_look(hold: Hold, now: float) -> float:
         return now if hold.owner_ended else now + REMEMBER_LOST
     if not hold.renewed:
         return hold.deadline
-    return hold.renew_at() if hold.renew_at() > now else min(now + _RETRY, hold.deadline)
+    return hold.renew_at() if hold.renew_at() > now else min(now + RETRY, hold.deadline)
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------
@@ -266,9 +265,9 @@ def _next_look(hold: Hold, now: float) -> float:
 def note_loss(hold: Hold, now: float) -> bool:
     """Whether the hold is lost; if its lease has just ended, that is reported."""
     if hold.lost is None and now >= hold.deadline:
-        if hold.renewed:
+        if hold.renewed and not hold.owner.is_named:
             # Renewals may have reached the server although their replies did not arrive.
-            _free_what_was_renewed(hold)
+            clean_up(hold.lock.using, hold.leave_call(), hold.deadline + hold.lease)
         lose(hold, hold.lease_ended())
     return hold.lost is not None
 
@@ -277,11 +276,6 @@ def refuse_lost(hold: Hold, now: float) -> None:
     """Raise LockLostError if the hold is lost."""
     if note_loss(hold, now):
         raise hold.lost_error()
-
-
-def _free_what_was_renewed(hold: Hold) -> None:
-    if not hold.owner.is_named:
-        clean_up(hold.lock.using, hold.leave_call(), hold.deadline + hold.lease)
 
 
 def free_behind(hold: Hold, ended: float) -> None:

@@ -41,8 +41,8 @@ def test_the_files_that_it_names_exist():
 def test_its_figures_are_those_of_the_code():
     background = page().split("## Commands in the background\n")[1].split("\n## ")[0]
     for text in (
-        f"one script for up to {watchdog._AT_ONCE} holds; in a cluster one for each, {watchdog._AT_ONCE} in a packet",
-        f"one script for each hold, {watchdog._AT_ONCE} in a packet",
+        f"one script for up to {watchdog.AT_ONCE} holds; in a cluster one for each, {watchdog.AT_ONCE} in a packet",
+        f"one script for each hold, {watchdog.AT_ONCE} in a packet",
         f"one script for up to {FairLock._kind.heartbeats_together} locks waited for",
         f"heartbeats for {heartbeats.MOST_PER_SECOND:g} of them a second",
         f"by one command for {heartbeats._LOOK_AT}",

@@ -83,7 +83,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
     lose_hold_of(several.parts[0])
     attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
     HOLDS.remove(HOLDS.snapshot()[0])
-    assert run_sync(attempt.wait_for(several.parts[0]))
+    assert run_sync(attempt._take_alone(several.parts[0], None, None))
     run_sync(attempt.give_up(Interruption()))
     assert HOLDS.snapshot() == []
     until_clean()
@@ -93,7 +93,7 @@ def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     """Else a later hold of its owner would count as lost."""
     several = MultiLock(RLock("account:1"), ApartLock("account:2"))
     attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
-    assert run_sync(attempt.wait_for(several.parts[0]))
+    assert run_sync(attempt._take_alone(several.parts[0], None, None))
     lose(HOLDS.snapshot()[0], "it was freed by force")
     run_sync(attempt.give_up(Interruption()))
     assert HOLDS.snapshot() == []

@@ -18,7 +18,7 @@ from django_rlock import (
     WriteLock,
 )
 from django_rlock._redis import scripts
-from django_rlock._redis.keys import alive_key, queue_key
+from django_rlock._redis.keys import fair_keys, queue_key
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, settle
 from tests.faults.copies import arrive, is_settled, often
@@ -225,7 +225,7 @@ async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(binding,
     waiter = f"{'a' * 36}:1"
     redis_client.hset(KEY, "another", 1)
     redis_client.zadd(queue_key(KEY), {waiter: 1})
-    redis_client.zadd(alive_key(KEY), {waiter[:36]: 9e15})
+    redis_client.zadd(fair_keys(KEY)[2], {waiter[:36]: 9e15})
     lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
     assert await binding.call(FairLock("stock:42"), "force_release")
     assert lost.served.is_set()

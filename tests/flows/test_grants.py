@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock
-from django_rlock._redis.keys import alive_key, queue_key
+from django_rlock._redis.keys import fair_keys, queue_key
 from django_rlock._transport.calls import ScriptCall
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.acquire import AcquireRequest
@@ -28,7 +28,7 @@ SLACK = 60.0
 """Seconds that a machine may take for one order of steps."""
 GOES_ON = {"step", "deliver", "arrive", "defer", "listen anew"}
 """What happens by itself in the end."""
-QUEUE, MARKS = queue_key(KEY), alive_key(KEY)
+QUEUE, MARKS = queue_key(KEY), fair_keys(KEY)[2]
 
 
 class Truster(Visitor):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import redis
 
-from django_rlock._redis.keys import alive_key, queue_key
+from django_rlock._redis.keys import fair_keys, queue_key
 from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -247,13 +247,13 @@ class World:
         self.inside = [each for each in self.inside if each.process is not actor.process]
         client = actor.process.identity.client_id
         for key in self.keys:
-            self.client.zrem(alive_key(key), client)
+            self.client.zrem(fair_keys(key)[2], client)
             if any(owner.decode().startswith(client) for owner in self.client.hkeys(key)):
                 self.client.delete(key)
 
     def state(self) -> tuple[Any, ...]:
         """What the future depends on."""
-        keys = [each for key in self.keys for each in (key, queue_key(key), alive_key(key))]
+        keys = [each for key in self.keys for each in (key, queue_key(key), fair_keys(key)[2])]
         server = self.client.eval(_STATE, len(keys), *keys)
         return (
             tuple(each.position() for each in self.actors),

@@ -18,7 +18,7 @@ from django_rlock import (
     Semaphore,
     rlock,
 )
-from django_rlock._redis.keys import alive_key, token_key
+from django_rlock._redis.keys import fair_keys, token_key
 from django_rlock._transport.identity import client_id
 from django_rlock.locks import KINDS
 from django_rlock.locks.holds import WAITS
@@ -142,8 +142,8 @@ async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_clie
     for number, lock in enumerate([rlock(NAME, kind="write"), rlock(NAME, kind="fair")]):
         waiters.append(binding.start(visit, binding, lock))
         await binding.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
-    alive_until = redis_client.zscore(alive_key(KEY), client_id())
-    await binding.until(lambda: redis_client.zscore(alive_key(KEY), client_id()) > alive_until + 900)
+    alive_until = redis_client.zscore(fair_keys(KEY)[2], client_id())
+    await binding.until(lambda: redis_client.zscore(fair_keys(KEY)[2], client_id()) > alive_until + 900)
     redis_client.delete(KEY)
     for each in waiters:
         await binding.result(each)

@@ -13,7 +13,7 @@ from example_project.embedded import EmbeddedServer
 from tests.eventually import PATIENCE
 
 KEY = "rlock:stock:42"
-QUEUE, ALIVE, CHANNEL = keys.queue_key(KEY), keys.alive_key(KEY), keys.redisson_channel(KEY)
+QUEUE, ALIVE, CHANNEL = keys.queue_key(KEY), keys.fair_keys(KEY)[2], keys.redisson_channel(KEY)
 WAITING, DEADLINES = keys.release_keys(KEY)[2:]
 TOKEN = keys.token_key(KEY)
 FORCED = keys.forced_channel()

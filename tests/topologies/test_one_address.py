@@ -7,6 +7,7 @@ import pytest
 from django_rlock import FairLock, LockLostError, MultiLock, RLock
 from django_rlock._monitoring.reading import asking
 from django_rlock._transport.registry import background_driver
+from django_rlock._transport.worker import RETRY
 from django_rlock.locks import heartbeats
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now
@@ -71,13 +72,11 @@ async def test_many_locks_are_renewed(binding: Binding, topology: Topology) -> N
         await binding.release(RLock(name))
 
 
-@pytest.mark.parametrize(
-    "retry", [heartbeats._RETRY, PATIENCE], ids=["by its next heartbeat", "by the failure of its heartbeat"]
-)
+@pytest.mark.parametrize("retry", [RETRY, PATIENCE], ids=["by its next heartbeat", "by the failure of its heartbeat"])
 async def test_a_process_that_waits_for_several_locks_is_woken(
     binding: Binding, topology: Topology, monkeypatch: pytest.MonkeyPatch, retry: float
 ) -> None:
-    monkeypatch.setattr(heartbeats, "_RETRY", retry)
+    monkeypatch.setattr(heartbeats, "RETRY", retry)
     for name in NAMES:
         topology.redis.hset(f"rlock:{name}", "another", 1)
     waits = [binding.start(visit, binding, FairLock(name)) for name in NAMES]

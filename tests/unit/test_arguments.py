@@ -155,6 +155,6 @@ def test_names_of_keys():
     assert keys.redisson_channel("stock:42") == "redisson_lock__channel:{stock:42}"
     assert keys.redisson_channel("{shop}:42") == "redisson_lock__channel:{shop}:42"
     assert keys.queue_key("stock:42") == "rlock_queue:{stock:42}"
-    assert keys.alive_key("a{b}") == "rlock_alive:a{b}"
+    assert keys.fair_keys("a{b}")[2] == "rlock_alive:a{b}"
     assert keys.wake_channel("id") == "rlock_wake:id"
     assert keys.fair_keys("k") == ("k", "rlock_queue:{k}", "rlock_alive:{k}")
