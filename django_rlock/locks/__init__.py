@@ -108,6 +108,7 @@ def rlock(
     if not isinstance(using, str):
         raise unknown_alias(using)
     options_of_alias = parsed_entry(using)
+    # The alias's own kind cannot limit its owners, so the number alone chooses the kind.
     if permits is not None:
         kind = limited_kind(kind)
         options["permits"] = permits

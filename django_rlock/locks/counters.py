@@ -58,6 +58,7 @@ def with_answered(counter: Named, request: str) -> str:
 def note_answered(counter: Named, call: ScriptCall) -> None:
     """Let the server forget a request early: it was sent once and has a reply, so no copy can come."""
     if call.sends == 1:
+        # A forgotten confirmation costs the server memory for two minutes, and nothing else.
         if len(_answered) >= MOST_COUNTERS:
             _answered.clear()
         _answered.setdefault((counter.using, counter.name), deque(maxlen=MOST_ANSWERED)).append(_request_of(call))
@@ -145,6 +146,7 @@ class Counter(Handle):
         try:
             answer = await self._change(driver, call)
         except BaseException as error:
+            # Unless the server refused it, the command may still be executed, after its caller was told of a failure.
             if not is_refusal(error):
                 retire(self, call)
             raise
@@ -271,6 +273,7 @@ class Latch(Kind["CountDownLatch"]):
         return EVERYBODY
 
     def pauses(self, lock: CountDownLatch, left_ms: int, tries: int) -> tuple[float, float]:
+        # Redisson puts the whole key in braces, so with a hash tag inside, its channel is on another shard.
         return UNHEARD_REPOLL if "{" in lock.key else REPOLL, math.inf
 
 

@@ -132,6 +132,7 @@ class PermitHold(Hold):
         self.caller_name = "a Permit"
 
     def belongs_to(self, permit: Permit) -> None:
+        # The watchdog must not keep the object alive by which it decides.
         self._permit = weakref.ref(permit)
 
     @property
@@ -430,7 +431,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         started = driver.now()
         try:
             if hold is not None:
-                hold.renewed = False
+                hold.renewed = False  # or a renewal would replace the new lease
             changed = await self._change(driver, call)
             if call.sends > 1:
                 await self._change(driver, settle)

@@ -50,6 +50,7 @@ class Fair(Kind["FairLock"]):
         self, lock: FairLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         options = settings_of(lock.using)
+        # A try that does not wait draws no ticket: a grant to it would cost the next waiter a claim.
         key, alive = options.key_prefix + lock.name, options.waiter_alive_time if waiting else 0
         return ScriptCall(lock.name, _acquiring(key, count, lease, options.claim_time, alive), asker)
 
@@ -65,6 +66,7 @@ class Fair(Kind["FairLock"]):
     withdraw = leave  # a named owner asks as a separate member, which holds nothing
 
     def channel(self, lock: FairLock) -> str:
+        # One for all locks of the process, since a grant names its waiter. A cluster needs the slot of each lock.
         return keys.wake_channel(client_id(), lock.key if is_cluster(lock.using) else None)
 
     def token(self, lock: FairLock, asker: str) -> str:
@@ -77,6 +79,7 @@ class Fair(Kind["FairLock"]):
         return UNASKED, min(heartbeat, left_ms / 1000 + 0.005) if left_ms >= 0 else heartbeat
 
     def outside_channels(self, lock: FairLock) -> tuple[str, ...]:
+        # A Java client does not know the queue, so it publishes its release there only.
         return keys.redisson_channel(lock.key), keys.java_queue_channel(lock.key)
 
     def heartbeat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:

@@ -40,6 +40,7 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
     renewed = [hold.renewed for hold in own]
     freed = False
     try:
+        # Until the reply comes, the watchdog or another call may find the lock gone, and must not report a loss.
         _expect_the_end(own)
         request = new_request()
         reply = await _run_forced(lock, driver, force_release_call(lock, owner, request, _how(reason)), request)
@@ -70,6 +71,7 @@ async def _run_forced(lock: AbstractLock, driver: Driver, call: ScriptCall, requ
     until = driver.now() + RELEASE_PATIENCE
     try:
         reply = await driver.run(call, until)
+        # A retired request stays remembered, so a copy that is still under way finds it executed.
         if call.sends > 1:
             await driver.run(retire, until)
     except BaseException:
@@ -92,6 +94,7 @@ def _note_forced(hold: Hold, freed: bool, renewed: bool) -> None:
     if freed:
         hold.count = 0
         HOLDS.remove(hold)
+        # A renewal may be under way: under another owner id it cannot prolong the owner's next hold.
         hold.owner.renew_name()
         free_behind(hold, hold.deadline)
         HOLDS.uncover_lost(hold)
@@ -167,6 +170,7 @@ class ForcedReleaseWatcher:
             self._young.append(hold)
 
     def round(self, now: float) -> float:
+        # The machine may have been suspended, and the monotonic clock with it: then leases ended on the server only.
         if has_jumped(self._seen):
             self._doubt_all(wall_offset())
         while self._young and self._young[0].since <= now - LISTEN_AFTER:
@@ -177,6 +181,7 @@ class ForcedReleaseWatcher:
         if self._again_at <= now:
             self._doubted.extend(self._unanswered)
             self._unanswered, self._again_at = [], math.inf
+        # Few at a time: renewals are due in the same thread.
         doubted = [self._doubted.popleft() for _ in range(min(len(self._doubted), AT_ONCE))]
         holds = [hold for hold in doubted if hold.lost is None and hold in HOLDS]
         if holds:
@@ -251,6 +256,7 @@ class ForcedReleaseWatcher:
 async def _ask_about(holds: Sequence[Hold]) -> list[Hold]:
     """Query the server about holds of one alias; return the holds without a result."""
     driver = background_driver(holds[0].lock.using)
+    # Compared afterwards: a caller may set another lease while the server is asked.
     deadlines = [hold.deadline for hold in holds]
     calls = [hold.state_call() for hold in holds]
     replies = await driver.run_all(calls)

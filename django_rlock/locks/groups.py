@@ -116,6 +116,7 @@ class LockGroup:
         """Takes all or none. Returns OK, and the tokens; or after how many ms to try again and the position of a taken
         lock; or QUEUED: take them one by one."""
         args: list[int | str] = [milliseconds(lease)]
+        # Without such members the call is as short as one for plain locks, and the script skips their parts.
         if self._fenced or self._sides:
             fence_ttl = self.settings.fence_ttl
             args += len(self._fenced), 0 if fence_ttl is None else milliseconds(fence_ttl)
@@ -195,6 +196,7 @@ def singles(held: Held) -> Sequence[Hold]:
 
 def _whole(locks: Sequence[AbstractLock], owner: Owner) -> BatchHold | None:
     """The usual case: one record for all of them."""
+    # One look-up instead of one for each lock: all keys of a record are in the table, or none of them.
     first = HOLDS.record(locks[0], owner) if locks else None
     if isinstance(first, BatchHold) and first.is_whole and first.group.locks == tuple(locks):
         return first
@@ -257,6 +259,7 @@ def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[AbstractLock]) ->
         return [whole]
     pieces: dict[object, dict[Held | None, AbstractLock]] = {}
     for lock, held in zip(locks, _records(locks, owner), strict=True):
+        # One script frees what one owner id holds on one server. After a late command an owner has another id.
         together = held is not None and lock._kind.joins and _ends(held, now)
         place = (*place_of(lock), held.owner_id) if held is not None and together else id(lock)
         pieces.setdefault(place, {})[held] = lock
@@ -297,6 +300,7 @@ async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
         missing = await _send_release(driver, held, call)
     except BaseException as error:
         HOLDS.remove_group(held)  # the keys that an interruption left, too
+        # The command may still be executed, and must not free the owner's next hold (rule 8 of docs/architecture.md).
         held.owner.renew_name()
         holds = held.members.values()
         clean_up(group.using, call, max(hold.deadline for hold in holds))
@@ -326,6 +330,7 @@ async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> se
 
 
 def _note_freed(held: BatchHold, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
+    # A hundred members that end as usual are counted by one step; anything to report concerns a member alone.
     unusual = missing or call.sends > 1 or held.late_lease or held.renewing
     if not unusual and not reports_release(held.group.locks[0], now - held.since):
         count_group(held, now)

@@ -105,6 +105,7 @@ class Heartbeats:
     def _take_in(self, now: float) -> None:
         for _ in range(len(self.inbox)):
             wait = self.inbox.popleft()
+            # Most waits are shorter than a round, and cost only this look.
             if not wait.over:
                 NEWCOMERS.notify(wait)
                 if wait.heartbeat_at < math.inf:
@@ -166,6 +167,7 @@ class Heartbeats:
 
     async def _heartbeat(self, due: dict[LockKey, Group], now: float) -> None:
         overdue, others = due, dict[LockKey, Group]()
+        # With many locks, most rounds only check whether their holders live: a heartbeat costs the server much more.
         if self._pause > self._shortest_pause:
             others = {key: group for key, group in due.items() if group.heartbeat_at > now and key.kind == "fair"}
             overdue = {key: group for key, group in due.items() if key not in others}
@@ -199,12 +201,14 @@ class Heartbeats:
     async def _send_heartbeats(self, groups: dict[LockKey, Group]) -> None:
         driver = background_driver(self._using)
         lines = [(key, group, waits) for key, group in groups.items() if (waits := group.alive())]
+        # A script serves one kind; in a cluster, one slot.
         by_kind: dict[tuple[str, object], list[Any]] = defaultdict(list)
         for line in lines:
             by_kind[line[0].kind, driver.location(line[0].key)].append(line)
         parts = [
             part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._kind.heartbeats_together)
         ]
+        # The next heartbeat comes after a longer pause, and until then the process must count as alive.
         alive = max(get_settings(self._using).waiter_alive_time, self._pause / HEARTBEAT_SHARE)
         calls = [
             part[0][2][0].lock._kind.heartbeat([(waits[0].lock, waits[0].asker) for _, _, waits in part], alive)
@@ -227,6 +231,7 @@ class Heartbeats:
             wake_who_must_ask(waits, state)
             group.heartbeat_at = now + self._pause
             kind = group.lock._kind
+            # The holder may die: then the lock is handed on by the heartbeat that comes as its lease ends.
             left = min(kind.pauses(group.lock, left_ms, 1)[1], self._shortest_pause)
             if state == BESIDE_JAVA:
                 left = min(left, kind.java_poll)

@@ -162,6 +162,7 @@ class AllOrNone:
         try:
             reply = await driver.run(call, self.until, lambda: group.release_call(owner_id))
             now = driver.now()
+            # Counted from before the command was sent: a later reply proves nothing (rule 7 of docs/architecture.md).
             if reply[1] == OK and now < call.sent_at + lease:
                 held = BatchHold(group, owner, owner_id, call.sent_at, lease)
                 held.renewed, held.scoped = self.request.lease is None, self.request.scoped
@@ -172,12 +173,14 @@ class AllOrNone:
         except BaseException as error:
             if held is not None:
                 HOLDS.remove_group(held)
+            # A server that became a node of a cluster refuses keys of several slots, and executes nothing.
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
             acquire.abandon(first, driver, owner, group.release_call(owner_id), lease)
             raise
         if call.sends > 1 or reply[1] == OK:
             acquire.abandon(first, driver, owner, group.release_call(owner_id), lease)
+        # The fair lock's own script grants a free lock to its first waiter; this one must not overtake the queue.
         if reply[1] == QUEUED:
             return await self._take_each(group.locks)
         if reply[1] == OK:  # too late
@@ -202,6 +205,7 @@ class AllOrNone:
         """Take the locks, or release all that were taken."""
         self.lent = []
         if await take(*args):
+            # The first locks were taken while the last one was waited for, so a fixed lease of theirs is older.
             if self.request.lease is not None:
                 await self._level_leases(self.request.lease)
             if not self._has_lost_any():
@@ -261,6 +265,7 @@ class AllOrNone:
 
     def _drop(self) -> None:
         """Release the locks whose count has risen, whether or not they were noted as taken."""
+        # An interruption may come between a grant and its note, but the table tells what this owner got since.
         for key in self._keys:
             hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
             if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
@@ -296,6 +301,7 @@ class MultiEngine:
         if blocks:
             MultiEngine.leave_block(lock, owner)
         before = owner.is_calling and refuse_nested(lock)
+        # Another process may hold the members under a name, so only the servers know.
         if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
             left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
             raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
@@ -327,6 +333,7 @@ class MultiEngine:
     async def ask_state(lock: MultiLock, driver: Driver, owner: Owner) -> tuple[int, int]:
         states = [await ownership.ask_state(part, driver.at(part.using), owner) for part in lock.parts]
         lefts = {left for _, left in states} - {ABSENT}
+        # The MultiLock is held only as long as each of its members is.
         ending = lefts - {ENDLESS}
         left = min(ending) if ending else min(lefts, default=ABSENT)
         return min(count for count, _ in states), left

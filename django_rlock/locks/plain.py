@@ -54,6 +54,7 @@ class Plain(Kind[L]):
     ) -> ScriptCall:
         options = settings_of(lock.using)
         key = options.key_prefix + lock.name
+        # Only a waiter looks for a Java holder, and enters the queue of Redisson's fair lock.
         prepared = _waiting(key, lease, options.waiter_alive_time) if waiting else _acquiring(key, count, lease)
         return ScriptCall(lock.name, prepared, asker)
 
@@ -190,6 +191,7 @@ class Fenced(Plain["FencedLock"]):
     ) -> ScriptCall:
         key, fence_ttl = lock.key, settings_of(lock.using).fence_ttl
         kept = 0 if fence_ttl is None else milliseconds(fence_ttl)
+        # Other processes may hold it under a name: then a first acquire here re-enters, and keeps the token.
         shared = int(lock.owner is not None)
         all_keys = key, keys.token_key(key)
         args = asker, count, milliseconds(lease), kept, shared

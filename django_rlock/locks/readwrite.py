@@ -45,6 +45,7 @@ class Side(Kind["_Side"]):
         )
 
     def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
+        # Renewals of all sides are one script, so many at once are joined; the field tells writers from readers.
         state, field = keys.readwrite_keys(lock.key)[:2], self.field(owner_id)
         if mode == RENEW:
             return call_for(lock, scripts.SIDE_RENEW, state, milliseconds(lease), field)

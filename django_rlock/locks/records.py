@@ -326,6 +326,7 @@ class BatchHold:
         """Join holds of a group's locks, which have the same owner id, into one record again."""
         first = holds[0]
         held = cls(group, first.owner, first.owner_id, min(hold.since for hold in holds), first.lease)
+        # The record is released as a whole, so it counts as lost when the first of its holds does.
         held.deadline = min(hold.deadline for hold in holds)
         held.late_lease = max(hold.late_lease for hold in holds)
         held._split["members"] = members = {hold.key: hold for hold in holds}
@@ -335,7 +336,8 @@ class BatchHold:
     @property
     def members(self) -> dict[Key, Hold]:
         """Its holds, one for each lock."""
-        # If two threads get here at once, both get the members that one of them made.
+        # If two threads get here at once, both get the members that one of them made: setdefault() is one call into C.
+        # The table still has this record, so a release that removes its keys ends the members too.
         return self._split.get("members") or self._split.setdefault("members", self._make_members())
 
     @property

@@ -333,6 +333,7 @@ class Majority(Kind["RedLock"]):
         args = (asker, count, milliseconds(lease), kept)
         if count > 1:
             return AcquireAgain(lock.name, script, all_keys, args, lease=lease)
+        # A tombstone refuses each abandoned attempt by its name, and would refuse the next attempt under the same one.
         if lock.owner == asker:
             raise ValueError(f"RedLock {lock.name!r} is acquired under a new name each time; it takes no owner=.")
         return Acquire(
@@ -341,6 +342,7 @@ class Majority(Kind["RedLock"]):
             all_keys,
             args,
             lease=lease,
+            # Votes that come later count for nothing: the first node's lease may be over by its own clock.
             valid_for=lease - self.drift(lock, lease),
             fencing=lock.fencing,
             undo=partial(self.leave, lock, asker, lease),

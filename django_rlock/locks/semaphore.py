@@ -277,6 +277,7 @@ class _Permits(Requests):
     def leave(self, lock: Any, asker: str) -> ScriptCall:
         key = lock.key
         all_keys = key, keys.semaphore_channel(key), keys.requests_key(key)
+        # The server may have forgotten the request of a permit that was taken, but must release it all the same.
         taken = int(lock.taken)
         return call_for(lock, scripts.SEMAPHORE_LEAVE, all_keys, asker, lock.permits, REMEMBERED_MS, taken)
 
@@ -315,7 +316,7 @@ class Permits(Requests):
     """Permits with leases. A held permit is identified by an id instead of an owner's name."""
 
     scope = "permit"
-    hears_forced = False
+    hears_forced = False  # nothing frees a permit by force: any client may release it by its id
 
     def acquire(
         self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
@@ -364,7 +365,7 @@ class PermitRequest(Request):
 
     async def retire_copies(self, driver: Driver, taken: bool) -> None:
         await super().retire_copies(driver, taken)
-        if taken:  # before the permit can be released
+        if taken:  # before the permit can be released: a copy that comes after the release would take it again
             await driver.run(retire_call(self, bytes.fromhex(self.ids[0])), driver.now() + RELEASE_PATIENCE)
 
 

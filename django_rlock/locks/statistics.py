@@ -163,6 +163,7 @@ def count_hold(hold: Hold, now: float) -> None:
     STATISTICS.recent.append(hold)
     counters = STATISTICS.of(hold.lock)
     counters.acquired.add()
+    # Another thread may do the same in between: then a hold is listed that is not the longest, which does no harm.
     held = now - hold.since
     if held > counters.longest_hold:
         counters.longest_hold = held

@@ -98,6 +98,7 @@ class Renewals:
         for _ in range(len(self.inbox)):
             entry = self.inbox.popleft()
             # Locks that were taken together and are still held are renewed as single holds, many in one script.
+            # Released ones are no longer in the table: most are gone before a round comes.
             for key in entry.keys if isinstance(entry, BatchHold) else (entry,):
                 hold = HOLDS.at(key)
                 if hold is not None:
@@ -151,8 +152,9 @@ class Renewals:
         replies = await driver.run_all(calls)
         for hold, lease, call, reply in zip(holds, leases, calls, replies, strict=True):
             now = driver.now()
+            # A copy may come later, and must not prolong the owner's next hold.
             if isinstance(reply, Exception) or call.sends > 1:
-                hold.owner.renew_name()  # a copy may come later
+                hold.owner.renew_name()
             hold.renewing = False
             note_renewal(hold, lease, call, reply, now)
             self._plan(hold, _next_look(hold, now))
@@ -167,6 +169,7 @@ class Renewals:
     def at_exit(self) -> None:
         """Free the renewed holds when the interpreter exits; a lease chosen by a caller runs on."""
         mine = [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using]
+        # Otherwise the locks of a process that ends inside a block would stay taken until their leases end.
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
             HOLDS.remove(hold)
@@ -180,6 +183,7 @@ def watch(hold: Hold) -> None:
     its.jobs[Renewals].inbox.append(hold.key)
     if (hold.renew_at() if hold.renewed else hold.deadline) < its.wakes_at:  # as wake_by(), without a call
         its.wake()
+    # Each acquire checks that the thread lives. The time of the command saves a call to the clock.
     confirmed_at = hold.deadline - hold.runs_for
     if confirmed_at > its.late_at:
         its.check(confirmed_at, hold.runs_for if hold.is_unconfirmed else None)
@@ -200,6 +204,7 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
         return  # released, or given another lease, while the command was under way
     if note_loss(hold, now):
         return  # callers may have seen it as lost, so a late reply must not revive it
+    # Not lost yet: the lease still runs, and another renewal may succeed.
     hold.suspect = isinstance(reply, Exception)
     if hold.suspect:
         hold.variables.copy().run(
@@ -213,6 +218,7 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
 
 
 def _may_renew(hold: Hold, now: float) -> bool:
+    # Renewing what nobody can release would keep the lock taken forever.
     job = hold.owner.job
     if job is not None and job.is_left:
         post(job.end)  # which asks the server
