@@ -185,6 +185,15 @@ def test_pages_have_no_inline_script_or_style(operator: Client, redis_client: re
         assert not re.search(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>|<style|\sstyle=|\son\w+=", page)
 
 
+def test_the_pages_keep_the_stylesheets_of_the_admin(operator: Client, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1)
+    force = operator.post(FORCE, {"lock": target("stock:0")}).content.decode()
+    for page in text(operator, LIST), text(operator, detail("stock:0")), text(operator, HISTORY), force:
+        sheets = re.findall(r'<link rel="stylesheet" href="[^"]*/([^/"]+)"', page)
+        assert sheets[0] == "base.css"
+        assert {"admin.css", "forms.css" if page is force else "changelists.css"} < {*sheets}
+
+
 def test_a_lock_that_is_free_or_unknown(operator: Client) -> None:
     assert "This lock is free" in text(operator, detail("stock:1"))
     assert operator.get(detail("stock:1", "nowhere")).status_code == 404
