@@ -18,7 +18,7 @@ from celery import Task
 from celery.signals import worker_init
 from celery.utils import uuid
 
-import django_rlock._tasks.requests  # noqa: F401 - listens to the signals of workers
+import django_rlock._tasks.messages  # noqa: F401 - listens to the signals of workers
 from django_rlock._tasks.checks import check_worker, refuse_of_call, refuse_unknown
 from django_rlock._tasks.deliveries import (
     SENT_AGAIN,

@@ -31,7 +31,7 @@ from tests.eventually import PATIENCE
 
 ROOT = Path(django_rlock.__file__).parent
 
-FILES = 124
+FILES = 125
 """How many files the package may have. The aim is 110."""
 LONGEST_FILE = 500
 """How many lines a file may have."""

@@ -51,6 +51,19 @@ print(INSPECTOR.holder.__module__, "django_rlock._monitoring.reporter" in sys.mo
     assert told.split() == ["django_rlock.inspection", "True"]
 
 
+def test_a_process_that_only_sends_tasks_does_not_load_the_worker() -> None:
+    program = """
+import django, sys
+from django.conf import settings
+settings.configure()
+django.setup()
+import django_rlock.celery
+print("celery.worker.request" in sys.modules)
+"""
+    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["False"]
+
+
 def test_a_project_needs_no_celery() -> None:
     program = """
 import sys
