@@ -117,10 +117,11 @@ class Subscriber:
             lost: BaseException | None = None
             while not self._stopped:
                 try:
-                    if lost is not None:
+                    if lost is None:
+                        self._round()
+                    else:
                         error, lost = lost, None
-                        self._lose(error)
-                    self._round()
+                        self._lose(error)  # it sleeps: the thread may be stopped meanwhile
                 except BaseException as failure:  # noqa: BLE001 - no waiter would be woken any more
                     lost = failure
             self._hang_up()
@@ -163,6 +164,8 @@ class Subscriber:
             if not names:
                 return
             self._connect()
+            if self._stopped:  # meanwhile
+                return
             self._listener.lapse(names)
         if names:
             for name in dict.fromkeys(names):

@@ -38,6 +38,34 @@ def test_one_that_a_listener_cannot_wait_for(monkeypatch):
     assert ours.fileno() == -1
 
 
+def test_a_listener_that_is_stopped_before_its_next_try_does_not_connect_again(monkeypatch):
+    tries: list[int] = []
+    monkeypatch.setattr("django_rlock._core.threads.start", mock.Mock())
+
+    def refuse() -> Connection:
+        tries.append(1)
+        raise RedisConnectionError("Connection refused")
+
+    subscriber = Subscriber(mock.Mock(wanted=lambda _: ["rlock:stock:42"]), refuse, 1.0)
+    monkeypatch.setattr("django_rlock._transport.subscriber.time.sleep", lambda _: subscriber.stop())
+    subscriber._run()
+    assert len(tries) == 1
+
+
+def test_a_listener_that_is_stopped_while_it_connects_does_not_subscribe(monkeypatch):
+    monkeypatch.setattr("django_rlock._core.threads.start", mock.Mock())
+    ours, theirs = socket.socketpair()
+
+    def connect() -> Connection:
+        subscriber.stop()
+        return Connection(ours)
+
+    subscriber = Subscriber(mock.Mock(wanted=lambda _: ["rlock:stock:42"]), connect, 1.0)
+    subscriber._run()
+    with theirs:
+        assert theirs.recv(1024) == b""
+
+
 def test_those_of_a_listener_that_a_caller_still_has_after_the_settings_have_changed():
     made: list[Subscriber] = []
 
