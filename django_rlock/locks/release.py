@@ -333,7 +333,7 @@ def warn_before_commit(lock: AbstractLock, frames: int) -> None:
     found = open_databases()
     # An outer hold is released later.
     if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
-        _tell_once(lock, found[0].alias, _line(frame), _line(caller))
+        _warn_once(lock, found[0].alias, _line(frame), _line(caller))
 
 
 def _is_due(place: tuple[int, ...]) -> bool:
@@ -356,7 +356,7 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _tell_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
+def _warn_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
     if (line, caller) in _warned:
         return
     _warned.add((line, caller))
