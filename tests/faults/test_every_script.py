@@ -6,6 +6,7 @@ after the story, as from a load balancer that had kept it.
 
 import re
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_each_script_has_a_story_or_only_reads():
     assert not STORIES.keys() & READ_ONLY
 
 
-@pytest.mark.parametrize("script", READ_ONLY, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", sorted(READ_ONLY, key=attrgetter("name")), ids=lambda script: script.name)
 def test_those_that_only_read_send_no_command_that_writes(script):
     own = files(scripts).joinpath(f"{script.name}.lua").read_text()
     assert set(re.findall(r"redis\.p?call\('(\w+)'", own)) <= READING
