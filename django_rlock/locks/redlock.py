@@ -188,6 +188,9 @@ class Seed(QuorumCall):
 class Release(QuorumCall):
     """Releases a hold on all nodes: 1, or 0 when no quorum had it."""
 
+    # A node that did not execute it, as its connection broke, keeps the hold until the lease ends.
+    for_all_nodes = True
+
     def lasting(self) -> Release:
         owner, left, lease_ms, _ = self.args
         refused = int(1000 * max(self.lease, REMEMBERED))

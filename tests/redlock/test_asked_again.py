@@ -9,8 +9,10 @@ from django_rlock._transport.quorum.votes import VoteTally
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks import redlock
 from django_rlock.locks.redlock import RedLock
+from django_rlock.locks.release import release_later
 from tests.background import until_renewed
 from tests.bindings import TaskBinding
+from tests.eventually import eventually
 from tests.faults.test_server_errors import NO_LOGIN, REPLICA, REPLICA_62
 from tests.proxy import Proxy
 from tests.redlock.conftest import acquire_and_give_back, hold_of, holders, paused
@@ -65,6 +67,19 @@ async def test_other_nodes_vote_while_a_connection_is_made_anew(binding, proxies
     await binding.until(connecting.served.is_set)
     vote.let_go.set()
     await binding.result(acquiring)
+
+
+def test_a_release_in_the_background_reaches_a_node_whose_connection_breaks(nodes, proxies):
+    """Although the other nodes have decided it by then."""
+    lock = RedLock("x", using="quorum")
+    lock.acquire()
+    broken, connecting = proxies[0].cut_before(scripts.REDLOCK_RELEASE), proxies[0].hold(b"LIB-NAME")
+    release_later(hold_of(lock))
+    eventually(connecting.served.is_set)
+    eventually(lambda: not any(holders(nodes[1:])))
+    connecting.let_go.set()
+    eventually(lambda: not any(holders(nodes)))
+    assert broken.served.is_set()
 
 
 async def test_a_node_whose_connections_break_twice_has_no_vote(binding, proxies):

@@ -288,6 +288,8 @@ class QuorumCall(ScriptCall):
     """Whether it may be sent again under the same owner name, while the caller has time."""
     vote_for: bytes | int = 1
     """What the reply of a node that votes for it begins with, after the nonce."""
+    for_all_nodes = False
+    """Whether all nodes must execute it, at once or later, and not only a quorum."""
     grace = 0.0
     """How much longer than the caller's time it may be retried, in seconds."""
 
@@ -357,18 +359,20 @@ class VotingRound:
         return tally
 
     async def ask_all(self, calls: Sequence[QuorumCall]) -> list[VoteTally]:
-        """The same for many calls to all nodes at once."""
+        """Send many calls to all nodes at once, and count the votes until all of them are decided; those of calls for
+        all nodes until all nodes have voted.
+        """
         tallies = [self._open(call) for call in calls]
-        undecided = set(calls)
+        waited_for = set(calls)
 
         def count(answer: Answer) -> bool:
             tally = self._count(answer)
-            if tally is not None and tally.decided:
-                undecided.discard(tally.call)
-            return not undecided
+            if tally is not None and (not tally.unheard if tally.call.for_all_nodes else tally.decided):
+                waited_for.discard(tally.call)
+            return not waited_for
 
         await self._session.listen(count, self.now() + self.nodes.timeout)
-        for call in undecided:
+        for call in waited_for:
             self._tallies[call].close()
         return tallies
 
