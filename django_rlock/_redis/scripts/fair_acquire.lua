@@ -13,9 +13,6 @@
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if the holder does not
 -- know the queue, else 0, the ticket that was drawn, or '' if none was}.
 
--- include: fair_grant
--- include: guests
-
 local lock, queue, alive, member, count = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
 local owner = string.match(member, '^/%d+/(.*)$', 37) or member
 
@@ -24,6 +21,14 @@ local function take()
     redis.call('pexpire', lock, ARGV[4])
     return {ARGV[1], 'OK'}
 end
+
+local left = redis.call('pttl', lock)
+if left == -2 and count == '1' and redis.call('exists', queue) == 0 then
+    return take()
+end
+
+-- include: fair_grant
+-- include: guests
 
 local function take_ticket()
     local now, alive_ms = now_us(), ARGV[6]
@@ -41,18 +46,13 @@ local function take_ticket()
     return drawn and ticket or ''
 end
 
-local left = redis.call('pttl', lock)
 if left == -2 then
     if count ~= '1' then
         return {ARGV[1], 'LOST'}
     end
-    local head = redis.call('zrange', queue, 0, 0)[1]
-    if not head then
-        return take()
-    end
     left = left_to_guests(alive)
     if left == 0 then
-        if head == member then
+        if redis.call('zrange', queue, 0, 0)[1] == member then
             redis.call('zrem', queue, member)
             return take()
         end

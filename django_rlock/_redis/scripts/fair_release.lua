@@ -15,7 +15,6 @@
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: hand_on
--- include: lease
 -- include: owns
 
 if not owns(KEYS[1], ARGV[2]) then
@@ -24,6 +23,7 @@ end
 if ARGV[3] == '0' then
     hand_on(KEYS[1], KEYS[2], KEYS[3], ARGV[5], KEYS[4], KEYS[5], KEYS[6])
 else
+-- include: lease
     -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])

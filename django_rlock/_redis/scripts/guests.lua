@@ -28,7 +28,7 @@ end
 
 -- Leaves the free lock to Redisson's clients, if they are next. The first waiter in the queue tries to acquire it
 -- meanwhile, and learns when that time ends. ``now`` is in us.
-local function is_left_to_guests(lock, queue, first, alive, channel, waiting, now)
+local function is_left_to_guests(lock, queue, alive, channel, waiting, now)
     if now % 4 ~= 0 then
         return false
     end
@@ -38,6 +38,7 @@ local function is_left_to_guests(lock, queue, first, alive, channel, waiting, no
         return false
     end
     redis.call('zadd', alive, math.floor(now / 1000) + GUESTS_MS, GUESTS)
+    local first = redis.call('zrange', queue, 0, 0)[1]
     local client = string.sub(first, 1, 36)
     redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. first .. ' ' .. lock)
     return true

@@ -8,9 +8,6 @@
 --
 -- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
--- include: lease
--- include: owns
-
 if redis.call('exists', KEYS[1]) == 0 then
     if ARGV[3] ~= '1' then
         return {ARGV[1], 'LOST'}
@@ -19,6 +16,10 @@ if redis.call('exists', KEYS[1]) == 0 then
     redis.call('pexpire', KEYS[1], ARGV[4])
     return {ARGV[1], 'OK'}
 end
+
+-- include: lease
+-- include: owns
+
 if owns(KEYS[1], ARGV[2]) then
     -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))

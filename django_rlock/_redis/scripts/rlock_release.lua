@@ -12,7 +12,6 @@
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: announce
--- include: lease
 -- include: owns
 
 if not owns(KEYS[1], ARGV[2]) then
@@ -22,6 +21,7 @@ if ARGV[3] == '0' then
     redis.call('del', KEYS[1])
     announce(KEYS[2], KEYS[3], KEYS[4])
 else
+-- include: lease
     -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
