@@ -289,10 +289,9 @@ class Connection:
 
     # --- blocking exchanges ------------------------------------------------------------------------------------------
 
-    def ask(self, packed: bytes, limit: float) -> Any:
-        """Return the reply to one command; a server's error is an ErrorReply. Close the connection after any exception.
-
-        ``limit`` begins when the connection was taken.
+    def ask(self, packed: bytes, limit: float, usual: bytes = b"") -> Any:
+        """Return the reply to one command; a server's error is an ErrorReply. None stands for the ``usual`` reply,
+        whose bytes need no parser. ``limit`` begins when the connection was taken. Close it after any exception.
         """
         if not self._is_swift or limit < TICK or len(packed) > _AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
@@ -300,6 +299,8 @@ class Connection:
         try:
             sock.sendall(packed)
             data = sock.recv(_READ_FIRST)
+            if data == usual and data:
+                return None
             if not data:
                 raise _closed()
             self._feed(data)

@@ -426,7 +426,10 @@ class ThreadBinding:
         try:
             call.sends += 1
             try:
-                reply = check_reply(connection.ask(packed, limit), nonce, call.prepared.script)
+                script = call.prepared.script
+                usual = b"*2\r\n$15\r\n" + nonce + script.tail if script.tail else b""
+                reply = connection.ask(packed, limit, usual)
+                reply = [nonce, script.usual[0]] if reply is None else check_reply(reply, nonce, script)
             except NoScriptError:
                 reply = _ask_by_source(connection, call, limit)
         except BaseException as error:

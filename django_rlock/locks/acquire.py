@@ -72,7 +72,7 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     """Take the lock, and report a failure once, however often a MultiLock tries its members. Raises LockTimeoutError
     if a block cannot be entered."""
     started, owner = driver.now(), request.owner
-    if owner.in_pool or (owner.thread and hasattr(BRIDGE, "task_context")):
+    if owner.in_pool or (owner.thread and "task_context" in BRIDGE.__dict__):
         release_at_job_end(lock, owner)
     if lock.at_least is not None:
         check_keep(lock, lock.at_least)
@@ -152,10 +152,12 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     options = settings_of(lock.using)
     if (options.nodes is None) is (lock.kind == QUORUM_KIND):
         options.check_kind(lock.kind)
-    owner, started, lease = request.owner, driver.now(), request.lease_under(options)
+    owner, started = request.owner, driver.now()
+    # As lease_under() and until(), without calls.
+    lease = options.watchdog_timeout if request.lease is None else request.lease
+    give_up_at = until = None if request.wait is None else started + request.wait
     key = key_of(lock, owner)
     outer = HOLDS.at(key) if HOLDS.table else None
-    give_up_at = until = request.until(started)
     # An owner that holds the lock enters again at once, even if others wait: they wait for its last release.
     if outer is not None and not note_loss(outer, started):
         attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)

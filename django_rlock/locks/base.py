@@ -195,7 +195,9 @@ class BaseLock(HeldLock):
         hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a separate task, as with create_task(),
         gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
         """
-        return run_flow(self._acquire, (blocking_driver(self), blocking, wait_time, lease_time, unknown))
+        driver = blocking_driver(self)
+        request = self._request(driver, blocking, wait_time, lease_time, unknown)
+        return self._acquired(request, run_flow(acquire, (self, driver, request)))
 
     @for_its_owner
     async def aacquire(
@@ -207,26 +209,30 @@ class BaseLock(HeldLock):
         **unknown: Never,
     ) -> bool:
         """As ``acquire``, in asyncio."""
-        return await self._acquire(awaited_driver(self), blocking, wait_time, lease_time, unknown)
+        driver = awaited_driver(self)
+        request = self._request(driver, blocking, wait_time, lease_time, unknown)
+        return self._acquired(request, await acquire(self, driver, request))
 
-    async def _acquire(self, driver: Driver, blocking: bool, wait: Any, lease: Any, unknown: dict[str, Any]) -> bool:
+    def _acquired(self, request: AcquireRequest, taken: bool) -> bool:
+        """Whether the lock was taken; with ``until_commit``, the end of the transaction releases it."""
+        if taken and self.until_commit:
+            release_at_end(self, request.owner)
+        return taken
+
+    def _request(
+        self, driver: Driver, blocking: bool, wait: Any, lease: Any, unknown: dict[str, Any]
+    ) -> AcquireRequest:
         if unknown:
             raise unknown_argument("acquire", unknown)
         if self.until_commit:
             check_until_commit(self, driver)
-        owner = self._owner(driver)
-        taken = await acquire(self, driver, self._request(owner, blocking, wait, lease))
-        if taken and self.until_commit:
-            release_at_end(self, owner)
-        return taken
-
-    def _request(self, owner: Owner, blocking: bool, wait: Any, lease: Any) -> AcquireRequest:
         if not blocking:
             if wait is not UNSET and wait != 0:
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0
         wait = self.wait_time if wait is UNSET else wait_seconds(wait)
-        return AcquireRequest(owner, wait, self.lease_time if lease is UNSET else lease_seconds(lease))
+        lease = self.lease_time if lease is UNSET else lease_seconds(lease)
+        return AcquireRequest(self._named_owner or driver.owner(), wait, lease)
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -239,18 +245,24 @@ class BaseLock(HeldLock):
         if self.until_commit is None:
             warn_before_commit(self, 2)
         driver = blocking_driver(self)
-        run_flow(self._release_for, (driver, self._owner(driver)))
+        owner = self._named_owner or driver.owner()
+        if not (self.until_commit and self._is_kept(owner)):
+            run_flow(self._engine.release, (self, driver, owner))
 
     @for_its_owner
     async def arelease(self) -> None:
         """As ``release``, in asyncio."""
         driver = awaited_driver(self)
-        await self._release_for(driver, self._owner(driver))
+        await self._release_for(driver, self._named_owner or driver.owner())
 
     async def _release_for(self, driver: Driver, owner: Owner) -> None:
         """Release one hold of an owner, which may have ended."""
-        if not self.until_commit or not (is_released_at_end(self, owner) or keep_until_commit(self, owner)):
+        if not (self.until_commit and self._is_kept(owner)):
             await self._engine.release(self, driver, owner)
+
+    def _is_kept(self, owner: Owner) -> bool:
+        """Whether the end of the transaction releases the hold that is released now."""
+        return is_released_at_end(self, owner) or keep_until_commit(self, owner)
 
     def leave(self, seconds: Duration) -> None:
         """Release one hold as ``release`` does; after the last hold, the lock stays taken for ``seconds`` from now: no

@@ -325,7 +325,12 @@ def warn_before_commit(lock: AbstractLock, frames: int) -> None:
     if frame.f_code.co_filename.startswith(_BETWEEN):
         frame = _outside(frame)
     # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
-    if not _is_due((id(frame.f_code), frame.f_lasti)):
+    place = id(frame.f_code), frame.f_lasti
+    entries = _entries.get(place, 0)
+    if entries >= OFTEN and entries % SELDOM:  # as _is_due(), without a call
+        _entries[place] = entries + 1
+        return
+    if not _is_due(place):
         return
     caller = frame if frame.f_back is None else _outside(frame.f_back)
     if not _is_due((id(frame.f_code), frame.f_lasti, id(caller.f_code), caller.f_lasti)):

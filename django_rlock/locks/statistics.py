@@ -250,7 +250,7 @@ def reports_release(lock: AbstractLock, held: float) -> bool:
 
 def report_released(lock: Named, hold: Hold, now: float) -> None:
     held = now - hold.since
-    level = release_level(lock, held)
+    level = logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING  # as release_level()
     if logger.getEffectiveLevel() <= level:
         log(logger, level, "Released %r as %s, after %.3f s.", lock.name, hold.owner_id, held)
     if signals.lock_released.receivers:

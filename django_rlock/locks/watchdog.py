@@ -181,10 +181,11 @@ def watch(hold: Hold) -> None:
     """Let the watchdog renew a hold, or notice its end: it was just taken, or its lease has changed."""
     its = WORKERS.value[hold.lock.using]
     its.jobs[Renewals].inbox.append(hold.key)
-    if (hold.renew_at() if hold.renewed else hold.deadline) < its.wakes_at:  # as wake_by(), without a call
+    confirmed_at = hold.deadline - hold.runs_for
+    # As renew_at() and wake_by(), without calls.
+    if (confirmed_at + hold.runs_for / 3 if hold.renewed else hold.deadline) < its.wakes_at:
         its.wake()
     # Each acquire checks that the thread lives. The time of the command saves a call to the clock.
-    confirmed_at = hold.deadline - hold.runs_for
     if confirmed_at > its.late_at:
         its.check(confirmed_at, hold.runs_for if hold.is_unconfirmed else None)
 

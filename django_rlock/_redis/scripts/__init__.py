@@ -27,6 +27,8 @@ ENDLESS, ABSENT = -1, -2
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _TYPES = {"OK": bytes, "bytes": bytes, "int": int}
+_TAILS: dict[bytes | int, bytes] = {OK: b"\r\n$2\r\nOK\r\n", 1: b"\r\n:1\r\n"}
+"""How a reply ends on the wire, after its nonce, that has one of these values."""
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _SHARDED = {
     # A sharded channel must be in the slot of the keys, so a process has one for each lock: keys.wake_channel().
@@ -50,7 +52,9 @@ class Script:
     after that argument all their others; its reply has one value for each call. ``reply`` is a pattern for the values
     after the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
     or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value, and ``grants`` the
-    types of the replies, with the nonce, that have values after ``OK``: both are recognized without the pattern.
+    types of the replies, with the nonce, that have values after ``OK``: both are recognized without the pattern. The
+    first of ``usual`` is recognized by its bytes, if they end with ``tail``; it is empty if they are not known, because
+    a reply that has come only in part would look complete.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Script:
     sha: str
     reply: re.Pattern[str]
     usual: tuple[bytes | int, ...]
+    tail: bytes
     grants: frozenset[tuple[type, ...]]
     joins: bool = False
 
@@ -66,10 +71,11 @@ class Script:
         bytes_of_any_kind = "|".join(("bytes", *_WORDS.values()))
         pattern = re.compile(re.sub(r" ?(\w+)", r" \1", reply).replace("bytes", f"(?:{bytes_of_any_kind})"))
         usual = tuple(value for value in (OK, 1, 0) if pattern.fullmatch(_said([value])))
+        tail = _TAILS.get(usual[0], b"") if usual else b""
         words = [each.split() for each in reply.split("|") if each.startswith("OK ")]
         grants = frozenset((bytes, *map(_TYPES.__getitem__, each)) for each in words if _TYPES.keys() >= set(each))
         source = _read(name)
-        return cls(name, source, _digest(source), pattern, usual, grants, joins)
+        return cls(name, source, _digest(source), pattern, usual, tail, grants, joins)
 
     def may_reply(self, values: list[Any]) -> bool:
         """Whether these values may follow the nonce in a reply."""
