@@ -13,7 +13,7 @@ from functools import lru_cache
 MAX_NAME = 1024
 """The maximum length of a name or an owner in UTF-8 bytes: processes and servers store them in many places."""
 MOST_KEPT = 512
-"""How many locks' keys, and prepared calls of each sort, a process keeps: the most recently used."""
+"""How many templates of calls, and channels of locks, a process keeps: the most recently used."""
 JAVA_QUEUE_ENTRY = "rlock_waiters"
 """The entry of our waiters in the queue of Redisson's fair lock."""
 KEPT = "kept:"
@@ -43,7 +43,7 @@ def tagged(prefix: str, key: str) -> str:
 
 def redisson_channel(key: str) -> str:
     """The channel on which Redisson's plain lock publishes ``0`` when it is released."""
-    return release_keys(key)[1]
+    return tagged("redisson_lock__channel", key)
 
 
 def is_redissons(channel: str) -> bool:
@@ -61,11 +61,15 @@ def marked(channel: str) -> str:
     return channel.removeprefix(_MARK)
 
 
-@lru_cache(maxsize=MOST_KEPT)
+def state_key(key: str) -> tuple[str]:
+    """The state of a lock."""
+    return (key,)
+
+
 def java_queue_keys(key: str) -> tuple[str, str, str]:
     """The state of a lock, and the queue of Redisson's fair lock: its waiters, and their deadlines."""
-    state, _, waiters, deadlines = release_keys(key)
-    return state, waiters, deadlines
+    tag = hash_tag(key)
+    return key, f"redisson_lock_queue:{tag}", f"redisson_lock_timeout:{tag}"
 
 
 def fair_heartbeat_keys(key: str) -> tuple[str, ...]:
@@ -83,14 +87,24 @@ def token_key(key: str) -> str:
     return tagged("redisson_lock_token", key)
 
 
+def fenced_keys(key: str) -> tuple[str, str]:
+    """The state of a fenced lock, and its last token."""
+    return key, token_key(key)
+
+
+def fenced_wait_keys(key: str) -> tuple[str, ...]:
+    """The same, and the queue of Redisson's fair lock."""
+    return *fenced_keys(key), *java_queue_keys(key)[1:]
+
+
 def queue_key(key: str) -> str:
     """Sorted set of a fair lock: waiting owner → ticket."""
-    return fair_keys(key)[1]
+    return tagged("rlock_queue", key)
 
 
 def redisson_queue_key(key: str) -> str:
     """List of the waiters in the queue of Redisson's fair lock."""
-    return release_keys(key)[2]
+    return tagged("redisson_lock_queue", key)
 
 
 def tombstone_key(key: str, owner: str) -> str:
@@ -158,10 +172,24 @@ def writers_key(key: str) -> str:
     return tagged("rlock_writers", key)
 
 
-@lru_cache(maxsize=MOST_KEPT)
 def readwrite_keys(key: str) -> tuple[str, str, str, str]:
     """State, read holds, waiting writers and channel of a read-write lock."""
     return key, read_holds_key(key), writers_key(key), readwrite_channel(key)
+
+
+def side_keys(key: str) -> tuple[str, ...]:
+    """State and read holds."""
+    return readwrite_keys(key)[:2]
+
+
+def read_acquire_keys(key: str) -> tuple[str, ...]:
+    """State, read holds and waiting writers."""
+    return readwrite_keys(key)[:3]
+
+
+def read_release_keys(key: str) -> tuple[str, str, str]:
+    """State, read holds and channel."""
+    return key, read_holds_key(key), readwrite_channel(key)
 
 
 def forced_channel(key: str | None = None) -> str:
@@ -178,7 +206,6 @@ def force_release_keys(key: str) -> tuple[str, ...]:
     return *fair_release_keys(key), read_holds_key(key), readwrite_channel(key), requests_key(key)
 
 
-@lru_cache(maxsize=MOST_KEPT)
 def release_keys(key: str) -> tuple[str, str, str, str]:
     """The state of a lock, and where Redisson's clients wait for it: channel, queue of its fair lock, deadlines."""
     tag = hash_tag(key)
@@ -196,7 +223,6 @@ def fair_release_keys(key: str) -> tuple[str, ...]:
     return *fair_keys(key), *release_keys(key)[1:]
 
 
-@lru_cache(maxsize=MOST_KEPT)
 def fair_keys(key: str) -> tuple[str, str, str]:
     """The state, queue and alive marks of a lock."""
     tag = hash_tag(key)

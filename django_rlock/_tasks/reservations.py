@@ -45,7 +45,7 @@ from django_rlock._transport.calls import (
     RUNS,
     UNSENT,
     ScriptCall,
-    prepare,
+    Template,
     reservation_call,
 )
 from django_rlock._transport.identity import new_request
@@ -221,8 +221,9 @@ class Reservation:
         reservation, reservations, former, _ = keys.reservation_change_keys(self.lock.key, self._key)
         all_keys = reservation, self.lock.key, reservations, former, keys.requests_key(self.lock.key)
         args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
-        queueing = prepare(scripts.TASK_QUEUE, all_keys, (*args, milliseconds(REMEMBERED)))
-        call = ScriptCall(self.lock.name, queueing, f"{new_request()} {self._value}")
+        queueing = Template(scripts.TASK_QUEUE, all_keys, (*args, milliseconds(REMEMBERED)))
+        request = f"{new_request()} {self._value}"
+        call = ScriptCall(self.lock.name, queueing, self.lock.key, request)
         known, run, left_ms = run_call(self._options.using, call)
         return known.decode().partition("\n")[0], run.decode(), left_ms
 

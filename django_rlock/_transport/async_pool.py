@@ -214,7 +214,7 @@ class TaskBinding:
             connection = await connections.get(server, limit)
             limit = max(limit - (monotonic() - started), SHORTEST)
         call.sends += 1
-        reply = await connection.ask(packed, (nonce, call.prepared.script), limit)
+        reply = await connection.ask(packed, (nonce, call.template.script), limit)
         if type(reply) is list:
             return reply
         if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT") and connection.is_open:

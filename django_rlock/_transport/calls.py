@@ -38,12 +38,10 @@ retried and undone, and longer than a delayed copy of it may be under way."""
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Precedes a command to a cluster node that is importing the slot but does not serve it yet."""
 
-_MOST_KEYS_KEPT = 8
-"""Calls with few keys are kept; those of MultiLocks would fill the memory: see ``ManyKeys``."""
-
 _NONCE_SIZE = 15
 """How many digits a nonce has. Scripts compare nonces as floats, which are exact up to there; and no process makes so
 many calls that one more is needed."""
+_NONCE_FOLLOWS = b"$%d\r\n" % _NONCE_SIZE
 
 _first = 10 ** (_NONCE_SIZE - 1) + int.from_bytes(os.urandom(5))
 next_nonce: Callable[[], bytes] = map(b"%d".__mod__, itertools.count(_first)).__next__
@@ -57,79 +55,84 @@ class ManyKeys(tuple[str, ...]):
 
     def __new__(cls, keys: Iterable[str], packed: bytes | None = None) -> Self:
         made = super().__new__(cls, keys)
-        made.packed = _pack_keys(made) if packed is None else packed
+        made.packed = pack_words(made) if packed is None else packed
         return made
 
     def followed_by(self, keys: tuple[str, ...]) -> ManyKeys:
         """These keys, followed by others."""
         if not keys:
             return self
-        return ManyKeys((*self, *keys), self.packed + _pack_keys(keys))
+        return ManyKeys((*self, *keys), self.packed + pack_words(keys))
 
 
-class Prepared:
-    """The common part of many calls: a script with its keys and all arguments but the first.
+KeysOf = Callable[[str], tuple[str, ...]]
+"""Returns a script's keys for the key of a lock: a function of ``_redis.keys``, which puts it in them as it is, or with
+braces."""
 
-    It is packed when the first of them is sent, because calls that are joined never are. ``has_fresh`` must say whether
-    the calls have a ``fresh``, because a command begins with the number of its words.
+
+def keys_of(of: KeysOf | tuple[str, ...], key: str) -> tuple[str, ...]:
+    """The keys of a call with this key."""
+    return of if isinstance(of, tuple) else of(key)
+
+
+class Template:
+    """What is common to the calls of a script for all locks: all arguments but the first, and which keys it has.
+
+    ``of`` returns these for a lock's key; or it is the keys themselves, for a template that is used once. Then ``end``,
+    what follows the first argument, is empty.
     """
 
-    __slots__ = ("args", "has_fresh", "head", "keys", "script", "tail")
+    __slots__ = ("around", "end", "of", "rest", "script")
 
-    tail: bytes
-
-    def __init__(
-        self, script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], has_fresh: bool = False
-    ) -> None:
+    def __init__(self, script: Script, of: KeysOf | tuple[str, ...], rest: tuple[Argument, ...] = ()) -> None:
         self.script = script
-        self.keys = keys
-        self.args = args
-        self.has_fresh = has_fresh
-        self.head = b""
+        self.of = of
+        self.rest = rest
+        self.end = b"" if isinstance(of, tuple) else b"\r\n" + pack_words(rest)
+        self.around: dict[int, list[bytes]] = {}
 
-    def pack(self) -> None:
-        """Pack the part before the nonce of a call by ``EVALSHA``, and the part after its first argument."""
-        self.tail = _kept_tail(self.args) if len(self.keys) <= _MOST_KEYS_KEPT else pack_words(self.args)
-        self.head = self.beginning("EVALSHA")  # last, since an interrupted caller must leave both or neither
+    def add(self, size: int) -> list[bytes]:
+        """Pack what is around each place of a key of this size in bytes, up to the nonce. The size is negative for a
+        key that has a hash tag."""
+        mark = "\0" if size > 0 else "{\0}"
+        keys = keys_of(self.of, mark)
+        grows = abs(size) - len(mark)
+        framed = "".join([f"${len(key) + grows * key.count(mark)}\r\n{key}\r\n" for key in keys])
+        head = _start(self.script, len(keys), 2 + len(self.rest)) + framed.encode() + _NONCE_FOLLOWS
+        if len(self.around) >= MOST_KEPT:  # strangers may choose names, and so their sizes
+            self.around.clear()
+        self.around[size] = pieces = head.split(mark.encode())
+        return pieces
 
-    def beginning(self, verb: str) -> bytes:
-        """The part before the nonce, with its length, if the script is called by ``EVALSHA``, or sent by ``EVAL``."""
-        keys = self.keys
-        packed = keys.packed if isinstance(keys, ManyKeys) else _pack_keys(keys)
-        start = _kept_start(verb, self.script, len(keys), 1 + len(self.args) + self.has_fresh)
-        return b"%b%b$%d\r\n" % (start, packed, _NONCE_SIZE)
-
-    def sharded(self, to_all: bool) -> Prepared:
+    def sharded(self, to_all: bool) -> Template:
         """The same for a Redis Cluster; ``to_all`` is PUBLISH_TO_ALL."""
         script = self.script.sharded(to_all)
-        return self if script is self.script else prepare(script, self.keys, self.args, self.has_fresh)
+        if script is self.script:
+            return self
+        return Template(script, self.of, self.rest) if isinstance(self.of, tuple) else kept(script, self.of, self.rest)
 
 
-_kept = lru_cache(maxsize=MOST_KEPT)(Prepared)
-
-
-def prepare(script: Script, keys: tuple[str, ...], args: tuple[Argument, ...], has_fresh: bool = False) -> Prepared:
-    """Prepare calls. Those with few keys are kept for the next time, unless they can be joined: then few are sent."""
-    keeps = len(keys) <= _MOST_KEYS_KEPT and not script.joins
-    return (_kept if keeps else Prepared)(script, keys, args, has_fresh)
+kept = lru_cache(maxsize=MOST_KEPT)(Template)
+"""A template that calls for other locks will use, too."""
 
 
 class ScriptCall:
     """One call of a script with its first argument, often an owner, for the ``noun`` (usually a lock) called ``name``.
 
-    ``confirm`` says whether REPLICA_ACKS applies. ``sends`` counts how often the server may have executed the call;
-    ``sent_at`` is when it was last sent (monotonic seconds).
+    All its keys are in the slot of ``key``. ``confirm`` says whether REPLICA_ACKS applies. ``sends`` counts how often
+    the server may have executed the call; ``sent_at`` is when it was last sent (monotonic seconds).
     """
 
-    __slots__ = ("confirm", "first", "name", "noun", "prepared", "sends", "sent_at")
+    __slots__ = ("confirm", "first", "key", "name", "noun", "sends", "sent_at", "template")
 
     fresh: int | None = None
     """The last argument, after ``args``, of calls whose last argument differs each time."""
 
-    def __init__(self, name: str, prepared: Prepared, first: Argument, noun: str = "lock") -> None:
+    def __init__(self, name: str, template: Template, key: str, first: Argument, noun: str = "lock") -> None:
         self.name = name
         self.noun = noun
-        self.prepared = prepared
+        self.template = template
+        self.key = key
         self.first = first
         self.confirm = False
         self.sends = 0
@@ -137,16 +140,16 @@ class ScriptCall:
 
     @property
     def script(self) -> Script:
-        return self.prepared.script
+        return self.template.script
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return self.prepared.keys
+        return keys_of(self.template.of, self.key)
 
     @property
     def args(self) -> tuple[Argument, ...]:
         """The arguments, without the nonce and ``fresh``."""
-        return self.first, *self.prepared.args
+        return self.first, *self.template.rest
 
 
 ASKS, RUNS, UNSENT = "", "-", "?"
@@ -159,33 +162,63 @@ def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | s
     the message was replaced. ``starts`` is the number of milliseconds until the message starts, or ``RUNS`` or
     ``UNSENT``.
     """
-    prepared = prepare(scripts.TASK_RESERVATION, reservation_change_keys(lock_key, key), (ms, starts))
-    return ScriptCall(name, prepared, value)
+    all_keys = reservation_change_keys(lock_key, key)
+    return ScriptCall(name, Template(scripts.TASK_RESERVATION, all_keys, (ms, starts)), lock_key, value)
 
 
 def join(calls: Sequence[ScriptCall]) -> ScriptCall:
     """One call instead of several that can be joined (see ``may_join``); its reply has one value for each."""
     first = calls[0]
-    keys = tuple([key for call in calls for key in call.prepared.keys])
-    args = tuple([word for call in calls for word in call.prepared.args])
-    return ScriptCall(first.name, prepare(first.script, keys, args), first.first)
+    keys = tuple([key for call in calls for key in call.keys])
+    rest = tuple([word for call in calls for word in call.template.rest])
+    return ScriptCall(first.name, Template(first.script, keys, rest), first.key, first.first)
 
 
 def may_join(call: ScriptCall) -> object:
     """A key that is equal for calls to one server that can be joined."""
-    script = call.prepared.script
+    script = call.template.script
     return (script, call.first) if script.joins else call
 
 
 def pack(call: ScriptCall, nonce: bytes, with_source: bool = False) -> bytes:
     """The call as the server reads it (RESP): by its script's digest, or with the source, for a server without it."""
-    prepared, first = call.prepared, call.first
-    if not prepared.head:
-        prepared.pack()
-    head = prepared.beginning("EVAL") if with_source else prepared.head
-    owner = _kept_owner(first) if type(first) is str else _between(_encoded(first))
-    tail = prepared.tail if call.fresh is None else prepared.tail + pack_words((call.fresh,))
-    return b"".join((head, nonce, owner, tail))
+    template, key, first = call.template, call.key, call.first
+    end = template.end
+    owner = _kept_owner(first) if type(first) is str else _sized(_encoded(first))
+    if with_source or not end:
+        return _packed_once(call, nonce, owner, with_source)
+    packed_key = key.encode()
+    size = -len(packed_key) if "{" in key else len(packed_key)
+    around = template.around.get(size) or template.add(size)
+    return b"".join((packed_key.join(around), nonce, owner, end))
+
+
+def _packed_once(call: ScriptCall, nonce: bytes, owner: bytes, with_source: bool) -> bytes:
+    template = call.template
+    keys, rest = keys_of(template.of, call.key), template.rest
+    if call.fresh is not None:
+        rest = *rest, call.fresh
+    start = _start(template.script, len(keys), 2 + len(rest), with_source)
+    packed_keys = keys.packed if isinstance(keys, ManyKeys) else pack_words(keys)
+    return b"".join((start, packed_keys, _NONCE_FOLLOWS, nonce, owner, b"\r\n", pack_words(rest)))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _start(script: Script, keys: int, args: int, with_source: bool = False) -> bytes:
+    """The part of a command before its keys."""
+    words = ("EVAL", script.source, keys) if with_source else ("EVALSHA", script.sha, keys)
+    return b"*%d\r\n%b" % (3 + keys + args, pack_words(words))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _kept_owner(owner: str) -> bytes:
+    """The first argument, if it is a string: an owner makes several calls."""
+    return _sized(owner.encode())
+
+
+def _sized(first: bytes) -> bytes:
+    """The first argument, and the end of the nonce."""
+    return b"\r\n$%d\r\n%b" % (len(first), first)
 
 
 def pack_command(*words: Argument) -> bytes:
@@ -193,45 +226,14 @@ def pack_command(*words: Argument) -> bytes:
     return b"*%d\r\n%b" % (len(words), pack_words(words))
 
 
-@lru_cache(maxsize=MOST_KEPT)
-def _kept_start(verb: str, script: Script, keys: int, args: int) -> bytes:
-    """The part before the keys; kept for locks with new names, whose heads are not kept."""
-    words: tuple[Argument, ...] = (verb, script.sha if verb == "EVALSHA" else script.source, keys)
-    return b"*%d\r\n%b" % (len(words) + keys + 1 + args, pack_words(words))
-
-
-@lru_cache(maxsize=MOST_KEPT)
-def _kept_owner(owner: str) -> bytes:
-    """The first argument, if it is a string: an owner makes several calls."""
-    return _between(owner.encode())
-
-
-def _between(first: bytes) -> bytes:
-    """The part between the nonce and the other arguments."""
-    return b"\r\n$%d\r\n%b\r\n" % (len(first), first)
-
-
-def pack_words(words: tuple[Argument, ...] | list[Argument]) -> bytes:
+def pack_words(words: Iterable[Argument]) -> bytes:
     """Pack the words of a command, each with its length."""
-    return _framed(map(_encoded, words))
-
-
-_kept_tail = lru_cache(maxsize=MOST_KEPT)(pack_words)
-
-
-def _pack_keys(keys: Iterable[str]) -> bytes:
-    """The same for strings only, in a third of the time."""
-    return _framed(map(str.encode, keys))
-
-
-def _framed(words: Iterable[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    encoded = [word.encode() if type(word) is str else _encoded(word) for word in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
 
 
 def _encoded(word: Argument) -> bytes:
-    if type(word) is str:
-        return word.encode()
-    return word if isinstance(word, bytes) else str(word).encode()
+    return b"%d" % word if type(word) is int else word if isinstance(word, bytes) else str(word).encode()
 
 
 # --- drivers ----------------------------------------------------------------------------------------------------------

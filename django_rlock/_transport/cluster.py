@@ -421,7 +421,7 @@ class Cluster(RetryingTopology):
         self._to_all = options.publish_to_all
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
-        key = call.keys[0]
+        key = call.key
         if slot_of(tagged("", key)) != slot_of(key):
             # Calls with a single key would succeed: the lock could be acquired, but then never released.
             raise LockUnavailableError(
@@ -430,7 +430,7 @@ class Cluster(RetryingTopology):
                 advice="Nothing was changed; leave them out, or close them around a hash tag.",
                 noun=call.noun,
             ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
-        call.prepared = call.prepared.sharded(self._to_all)
+        call.template = call.template.sharded(self._to_all)
         return await super().run(call, until, undo)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -451,14 +451,14 @@ class Cluster(RetryingTopology):
             self._slots.refresh()
         by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
         for call in calls:
-            call.prepared = call.prepared.sharded(self._to_all)
-            by_node[self._slots.owner(slot_of(call.keys[0]))].append(call)
+            call.template = call.template.sharded(self._to_all)
+            by_node[self._slots.owner(slot_of(call.key))].append(call)
         return by_node
 
     async def _exchange_redirected(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         if self._slots.stale:
             await self.call(self._slots.refresh, self._slots.rounds, limit)
-        slot = slot_of(call.keys[0])
+        slot = slot_of(call.key)
         address = self._slots.owner(slot)
         asking = False
         for left in reversed(range(_REDIRECTIONS)):

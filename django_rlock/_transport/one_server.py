@@ -366,7 +366,7 @@ class OneServer(RetryingTopology):
         return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def _may_join(self, call: ScriptCall) -> object:
-        return may_join(call), self.location(call.keys[0])
+        return may_join(call), self.location(call.key)
 
 
 def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[Any]:

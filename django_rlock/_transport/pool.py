@@ -426,7 +426,7 @@ class ThreadBinding:
         try:
             call.sends += 1
             try:
-                script = call.prepared.script
+                script = call.template.script
                 usual = b"*2\r\n$15\r\n" + nonce + script.tail if script.tail else b""
                 reply = connection.ask(packed, limit, usual)
                 reply = [nonce, script.usual[0]] if reply is None else check_reply(reply, nonce, script)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import Prepared, ScriptCall
+from django_rlock._transport.calls import ScriptCall, Template
 from django_rlock._transport.identity import client_id, new_number
 from django_rlock._transport.servers import is_cluster
 from django_rlock.locks.base import BaseLock
@@ -20,17 +20,16 @@ earlier."""
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
-def _acquiring(key: str, count: int, lease: float, claim: float, alive: float) -> Prepared:
+def _acquiring(count: int, lease: float, claim: float, alive: float) -> Template:
     alive_ms = milliseconds(alive) if alive else 0  # milliseconds() returns 1 at least
-    return Prepared(
-        scripts.FAIR_ACQUIRE, keys.fair_keys(key), (count, milliseconds(lease), milliseconds(claim), alive_ms)
-    )
+    args = count, milliseconds(lease), milliseconds(claim), alive_ms
+    return Template(scripts.FAIR_ACQUIRE, keys.fair_keys, args)
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
-def _releasing(key: str, left: int, lease: float, claim: float) -> Prepared:
+def _releasing(left: int, lease: float, claim: float) -> Template:
     args = left, milliseconds(lease), milliseconds(claim)
-    return Prepared(scripts.FAIR_RELEASE, keys.fair_release_keys(key), args)
+    return Template(scripts.FAIR_RELEASE, keys.fair_release_keys, args)
 
 
 class Fair(Kind["FairLock"]):
@@ -52,16 +51,16 @@ class Fair(Kind["FairLock"]):
         options = settings_of(lock.using)
         # A try that does not wait draws no ticket: a grant to it would cost the next waiter a claim.
         key, alive = options.key_prefix + lock.name, options.waiter_alive_time if waiting else 0
-        return ScriptCall(lock.name, _acquiring(key, count, lease, options.claim_time, alive), asker)
+        return ScriptCall(lock.name, _acquiring(count, lease, options.claim_time, alive), key, asker)
 
     def release(self, lock: FairLock, owner_id: str, left: int, lease: float) -> ScriptCall:
         options = settings_of(lock.using)
         key = options.key_prefix + lock.name
-        return ScriptCall(lock.name, _releasing(key, left, lease, options.claim_time), owner_id)
+        return ScriptCall(lock.name, _releasing(left, lease, options.claim_time), key, owner_id)
 
     def leave(self, lock: FairLock, asker: str) -> ScriptCall:
         claim = milliseconds(settings_of(lock.using).claim_time)
-        return call_for(lock, scripts.FAIR_LEAVE, keys.fair_release_keys(lock.key), asker, claim)
+        return call_for(lock, scripts.FAIR_LEAVE, keys.fair_release_keys, asker, claim)
 
     withdraw = leave  # a named owner asks as a separate member, which holds nothing
 

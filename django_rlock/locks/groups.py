@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, prepare
+from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, Template
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
@@ -121,7 +121,7 @@ class LockGroup:
             fence_ttl = self.settings.fence_ttl
             args += len(self._fenced), 0 if fence_ttl is None else milliseconds(fence_ttl)
             args += [word for lock in self._sides for word in (lock._kind.joins, lock._kind.condition(lock))]
-        return ScriptCall(self.name, prepare(scripts.MULTI_ACQUIRE, self._to_take, tuple(args)), owner_id)
+        return self._call(scripts.MULTI_ACQUIRE, self._to_take, owner_id, args)
 
     def tokens_in(self, reply: Sequence[Any]) -> dict[AbstractLock, int]:
         """The tokens in a reply to ``acquire_call``."""
@@ -130,7 +130,10 @@ class LockGroup:
     def release_call(self, owner_id: str) -> ScriptCall:
         """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
         args: list[int | str] = [milliseconds(self.settings.claim_time), *[lock._kind.joins for lock in self._sides]]
-        return ScriptCall(self.name, prepare(scripts.MULTI_RELEASE, self._to_free, tuple(args)), owner_id)
+        return self._call(scripts.MULTI_RELEASE, self._to_free, owner_id, args)
+
+    def _call(self, script: scripts.Script, all_keys: ManyKeys, owner_id: str, args: list[int | str]) -> ScriptCall:
+        return ScriptCall(self.name, Template(script, all_keys, tuple(args)), all_keys[0], owner_id)
 
 
 def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:

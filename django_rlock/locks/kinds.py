@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from django_rlock._core.text import printable
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import REMEMBERED, Argument, Driver, ScriptCall, prepare
+from django_rlock._transport.calls import REMEMBERED, Argument, Driver, KeysOf, ScriptCall, Template, kept, keys_of
 from django_rlock._transport.identity import Owner, client_id
 from django_rlock._transport.servers import is_cluster
 from django_rlock.exceptions import RLockError
@@ -289,7 +289,7 @@ class Kind(Generic[L]):
     def keep(self, lock: L, owner_id: str, seconds: float) -> ScriptCall:
         """Releases a hold, but keeps the lock taken for ``seconds``, for all owners. Returns 1, or 0 when the owner
         does not hold it."""
-        all_keys = lock.key, keys.redisson_channel(lock.key), keys.fair_keys(lock.key)[1]
+        all_keys = lock.key, keys.redisson_channel(lock.key), keys.queue_key(lock.key)
         return call_for(lock, scripts.LOCK_KEEP, all_keys, owner_id, milliseconds(seconds))
 
     def check_keep(self, lock: L, seconds: float) -> None:
@@ -320,7 +320,7 @@ class Kind(Generic[L]):
 
     def state(self, lock: L, owner_id: str) -> ScriptCall:
         """Returns the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""
-        return call_for(lock, scripts.LOCK_STATE, (lock.key,), owner_id)
+        return call_for(lock, scripts.LOCK_STATE, keys.state_key, owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         """The owner's lease in a reply of ``state``: the remaining ms, ENDLESS, or ABSENT if the owner holds
@@ -334,17 +334,21 @@ class Kind(Generic[L]):
 
 
 def call_for(
-    lock: Named, script: scripts.Script, all_keys: tuple[str, ...], first: Argument, *args: Argument
+    lock: Named, script: scripts.Script, of: KeysOf | tuple[str, ...], first: Argument, *rest: Argument
 ) -> ScriptCall:
+    """``of`` returns the keys for the lock's key; or it is the keys themselves, for calls whose keys or arguments after
+    the first differ each time."""
+    key = settings_of(lock.using).key_prefix + lock.name  # as lock.key, without a call
     votes = lock._kind.votes
     if votes:
-        return votes[script](lock.name, script, all_keys, (first, *args))
-    return ScriptCall(lock.name, prepare(script, all_keys, args), first, lock.noun)
+        return votes[script](lock.name, script, keys_of(of, key), (first, *rest))
+    template = Template(script, of, rest) if isinstance(of, tuple) else kept(script, of, rest)
+    return ScriptCall(lock.name, template, key, first, lock.noun)
 
 
 def holders_call(lock: Named) -> ScriptCall:
     """Returns the fields of the lock's hash for the owners that hold it."""
-    return call_for(lock, scripts.LOCK_HOLDERS, (lock.key,), "")
+    return call_for(lock, scripts.LOCK_HOLDERS, keys.state_key, "")
 
 
 class Forced(NamedTuple):
@@ -377,7 +381,7 @@ def force_release_call(lock: Named, owner_id: str | None, request: str, how: str
 def leave_javas_call(lock: Named) -> ScriptCall:
     """Removes the entry of our waiters from the queue of Redisson's fair lock. If other processes still wait, their
     heartbeats bring it back."""
-    return call_for(lock, scripts.JAVA_LEAVE, keys.release_keys(lock.key), "")
+    return call_for(lock, scripts.JAVA_LEAVE, keys.release_keys, "")
 
 
 def retire_call(lock: Named, request: str | bytes) -> ScriptCall:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Unpack
 
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import Prepared, ScriptCall
+from django_rlock._transport.calls import ScriptCall, Template
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import FENCED, JAVA_POLL, PLAIN, Kind, L, Named, call_for
 from django_rlock.locks.options import LockOptions, milliseconds
@@ -23,19 +23,13 @@ from django_rlock.settings import settings_of
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
-def _acquiring(key: str, count: int, lease: float) -> Prepared:
-    return Prepared(scripts.RLOCK_ACQUIRE, (key,), (count, milliseconds(lease)))
+def _acquiring(count: int, lease: float) -> Template:
+    return Template(scripts.RLOCK_ACQUIRE, keys.state_key, (count, milliseconds(lease)))
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
-def _waiting(key: str, lease: float, alive: float) -> Prepared:
-    args = 1, milliseconds(lease), milliseconds(alive)
-    return Prepared(scripts.RLOCK_WAIT, keys.java_queue_keys(key), args)
-
-
-@lru_cache(maxsize=keys.MOST_KEPT)
-def _releasing(key: str, left: int, lease: float) -> Prepared:
-    return Prepared(scripts.RLOCK_RELEASE, keys.release_keys(key), (left, milliseconds(lease)))
+def _releasing(left: int, lease: float) -> Template:
+    return Template(scripts.RLOCK_RELEASE, keys.release_keys, (left, milliseconds(lease)))
 
 
 class Plain(Kind[L]):
@@ -53,14 +47,15 @@ class Plain(Kind[L]):
         self, lock: L, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         options = settings_of(lock.using)
-        key = options.key_prefix + lock.name
+        if not waiting:
+            return ScriptCall(lock.name, _acquiring(count, lease), options.key_prefix + lock.name, asker)
         # Only a waiter looks for a Java holder, and enters the queue of Redisson's fair lock.
-        prepared = _waiting(key, lease, options.waiter_alive_time) if waiting else _acquiring(key, count, lease)
-        return ScriptCall(lock.name, prepared, asker)
+        alive = milliseconds(options.waiter_alive_time)
+        return call_for(lock, scripts.RLOCK_WAIT, keys.java_queue_keys, asker, 1, milliseconds(lease), alive)
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
         key = settings_of(lock.using).key_prefix + lock.name
-        return ScriptCall(lock.name, _releasing(key, left, lease), owner_id)
+        return ScriptCall(lock.name, _releasing(left, lease), key, owner_id)
 
     def leave(self, lock: L, asker: str) -> ScriptCall:
         return self.release(lock, asker, 0, 1)
@@ -189,16 +184,15 @@ class Fenced(Plain["FencedLock"]):
     def acquire(
         self, lock: FencedLock, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
-        key, fence_ttl = lock.key, settings_of(lock.using).fence_ttl
+        fence_ttl = settings_of(lock.using).fence_ttl
         kept = 0 if fence_ttl is None else milliseconds(fence_ttl)
         # Other processes may hold it under a name: then a first acquire here re-enters, and keeps the token.
         shared = int(lock.owner is not None)
-        all_keys = key, keys.token_key(key)
         args = asker, count, milliseconds(lease), kept, shared
         if not waiting:
-            return call_for(lock, scripts.FENCED_ACQUIRE, all_keys, *args)
+            return call_for(lock, scripts.FENCED_ACQUIRE, keys.fenced_keys, *args)
         alive = milliseconds(settings_of(lock.using).waiter_alive_time)
-        return call_for(lock, scripts.FENCED_WAIT, (*all_keys, *keys.java_queue_keys(key)[1:]), *args, alive)
+        return call_for(lock, scripts.FENCED_WAIT, keys.fenced_wait_keys, *args, alive)
 
 
 class FencedLock(RLock):

@@ -46,7 +46,7 @@ class Side(Kind["_Side"]):
 
     def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
         # Renewals of all sides are one script, so many at once are joined; the field tells writers from readers.
-        state, field = keys.readwrite_keys(lock.key)[:2], self.field(owner_id)
+        state, field = keys.side_keys(lock.key), self.field(owner_id)
         if mode == RENEW:
             return call_for(lock, scripts.SIDE_RENEW, state, milliseconds(lease), field)
         all_keys = *state, *settled_keys(lock, owner_id, mode)
@@ -73,8 +73,8 @@ class Reading(Side):
     def acquire(
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
-        all_keys, yields = keys.readwrite_keys(lock.key)[:3], self.condition(lock)
-        return call_for(lock, scripts.READ_ACQUIRE, all_keys, asker, count, milliseconds(lease), yields, beside)
+        args = asker, count, milliseconds(lease), self.condition(lock), beside
+        return call_for(lock, scripts.READ_ACQUIRE, keys.read_acquire_keys, *args)
 
     def condition(self, lock: _Side) -> int:
         """For how long after a heartbeat waiting writers keep readers out at most, in ms; 0 overtakes them."""
@@ -82,8 +82,7 @@ class Reading(Side):
         return milliseconds(alive) if lock.prefer == "writer" else 0
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
-        key, holds, _, channel = keys.readwrite_keys(lock.key)
-        return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), owner_id, left, milliseconds(lease))
+        return call_for(lock, scripts.READ_RELEASE, keys.read_release_keys, owner_id, left, milliseconds(lease))
 
     def token(self, lock: _Side, asker: str) -> str | None:
         # A message meant for one writer must not be used up by a reader.
@@ -91,7 +90,7 @@ class Reading(Side):
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
-        return call_for(lock, scripts.READ_STATE, keys.readwrite_keys(lock.key)[:2], owner_id)
+        return call_for(lock, scripts.READ_STATE, keys.side_keys, owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         left: int = reply[3]
@@ -119,15 +118,14 @@ class Writing(Side):
     ) -> ScriptCall:
         alive = settings_of(lock.using).waiter_alive_time if waiting and lock.prefer == "writer" else 0
         alive_ms = milliseconds(alive) if alive else 0
-        all_keys = keys.readwrite_keys(lock.key)
-        return call_for(lock, scripts.WRITE_ACQUIRE, all_keys, asker, count, milliseconds(lease), alive_ms)
+        args = asker, count, milliseconds(lease), alive_ms
+        return call_for(lock, scripts.WRITE_ACQUIRE, keys.readwrite_keys, *args)
 
     def withdraw(self, lock: _Side, asker: str) -> ScriptCall:
         return call_for(lock, scripts.WRITE_WITHDRAW, keys.readwrite_keys(lock.key)[2:], asker)
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
-        all_keys = keys.readwrite_keys(lock.key)
-        return call_for(lock, scripts.WRITE_RELEASE, all_keys, owner_id, left, milliseconds(lease))
+        return call_for(lock, scripts.WRITE_RELEASE, keys.readwrite_keys, owner_id, left, milliseconds(lease))
 
     def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
         # When a reader leaves, the lock may become free earlier than the waiter knows: the heartbeat notices that.
@@ -137,12 +135,12 @@ class Writing(Side):
 
     def heartbeat(self, waiting: Sequence[tuple[_Side, str]], alive: float) -> ScriptCall:
         lock, asker = waiting[0]
-        key, _, writers, _ = keys.readwrite_keys(lock.key)
+        both = lock.key, keys.writers_key(lock.key)
         first = int(lock.prefer == "writer")
-        return call_for(lock, scripts.WRITE_HEARTBEAT, (key, writers), asker, milliseconds(alive), first)
+        return call_for(lock, scripts.WRITE_HEARTBEAT, both, asker, milliseconds(alive), first)
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_STATE, (lock.key,), owner_id)
+        return call_for(lock, scripts.WRITE_STATE, keys.state_key, owner_id)
 
     def field(self, owner_id: str) -> str:
         return owner_id if owner_id.endswith(keys.WRITER) else owner_id + keys.WRITER
@@ -246,9 +244,8 @@ class Limited(Reading):
     def acquire(
         self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
-        all_keys = keys.readwrite_keys(lock.key)[:2]
         args = asker, count, milliseconds(lease), self.condition(lock)
-        return call_for(lock, scripts.LIMITED_ACQUIRE, all_keys, *args)
+        return call_for(lock, scripts.LIMITED_ACQUIRE, keys.side_keys, *args)
 
     def condition(self, lock: Any) -> int:
         """How many owners may hold it."""
@@ -256,9 +253,8 @@ class Limited(Reading):
         return permits
 
     def release(self, lock: Any, owner_id: str, left: int, lease: float) -> ScriptCall:
-        key, holds, _, channel = keys.readwrite_keys(lock.key)
         args = owner_id, left, milliseconds(lease), EACH_RELEASE
-        return call_for(lock, scripts.READ_RELEASE, (key, holds, channel), *args)
+        return call_for(lock, scripts.READ_RELEASE, keys.read_release_keys, *args)
 
     def token(self, lock: Any, asker: str) -> None:
         return None  # each release wakes one waiter of each process

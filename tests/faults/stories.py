@@ -28,7 +28,7 @@ from django_rlock import (
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._tasks.reservations import Reservation
-from django_rlock._transport.calls import ScriptCall, prepare, run_flow
+from django_rlock._transport.calls import ScriptCall, Template, run_flow
 from django_rlock._transport.identity import client_id, new_request, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.celery import LockedTask
@@ -337,7 +337,7 @@ def vouch(strike: Strike) -> None:
     client = redis.Redis.from_url(settings.CACHES["default"]["LOCATION"])
     client.set(mark, "?first")
     strike()
-    send(ScriptCall(NAME, prepare(scripts.REDLOCK_VOUCH, (mark,), ("run",)), "?first"))
+    send(ScriptCall(NAME, Template(scripts.REDLOCK_VOUCH, (mark,), ("run",)), mark, "?first"))
     client.set(mark, "?second")
     client.close()
 
@@ -480,7 +480,8 @@ def reserve(strike: Strike) -> None:
 
 
 def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:
-    return ScriptCall("job", prepare(script, (f"rlock_task:{script.name}",), args), first)
+    key = f"rlock_task:{script.name}"
+    return ScriptCall("job", Template(script, (key,), args), key, first)
 
 
 @story(scripts.TASK_DONE)

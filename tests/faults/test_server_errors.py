@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from django_rlock import RLock
-from django_rlock._redis import scripts
+from django_rlock._redis import keys, scripts
 from django_rlock._transport.async_pool import connections_of
-from django_rlock._transport.calls import ScriptCall, pack_command, prepare, run_sync
+from django_rlock._transport.calls import ScriptCall, Template, pack_command, run_sync
 from django_rlock._transport.registry import background_driver, listener
 from django_rlock._transport.servers import server
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -92,7 +92,8 @@ async def test_a_server_that_has_lost_its_scripts_gets_them_over_the_same_connec
 
 
 def test_many_calls_of_a_script_that_the_server_does_not_have_send_it_once(redis_client):
-    calls = [ScriptCall(name, prepare(scripts.LOCK_STATE, (f"rlock:{name}",), ()), "owner") for name in "abcde"]
+    asking = Template(scripts.LOCK_STATE, keys.state_key)
+    calls = [ScriptCall(name, asking, f"rlock:{name}", "owner") for name in "abcde"]
     assert len(run_sync(background_driver("default").run_all(calls))) == 5
     redis_client.script_flush()
     redis_client.config_resetstat()

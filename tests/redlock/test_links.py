@@ -32,7 +32,7 @@ from tests.redlock.conftest import NODE_TIMEOUT, acquire_and_give_back, paused
 from tests.topologies.servers import encrypted
 
 GRANT = b"""EVAL "return {'1', 'OK', 1}" 0\r\n"""
-ASK = QuorumCall("x", scripts.REDLOCK_BUMP, (), ("owner",))
+ASK = QuorumCall("x", scripts.REDLOCK_BUMP, ("x",), ("owner",))
 
 
 @pytest.fixture

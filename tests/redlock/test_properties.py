@@ -506,7 +506,7 @@ def vote(split):
 
 
 def call():
-    return QuorumCall("x", scripts.LOCK_STATE, (), ("owner",))
+    return QuorumCall("x", scripts.LOCK_STATE, ("x",), ("owner",))
 
 
 def test_p06_every_split_ends_and_is_judged_rightly():

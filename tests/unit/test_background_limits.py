@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_rlock._redis.scripts import LOCK_RENEW
-from django_rlock._transport.calls import ScriptCall, pack, prepare, run_sync
+from django_rlock._transport.calls import ScriptCall, Template, pack, run_sync
 from django_rlock._transport.connection import Connection, ConnectionSlot
 from django_rlock._transport.pool import BACKGROUND, Server
 
@@ -51,5 +51,5 @@ def test_replies_to_many_commands_have_their_time(slow: Slow) -> None:
 
 def test_a_late_retry_has_time_for_its_reply(slow: Slow) -> None:
     """Though all tries of a call share the time that its caller has."""
-    call = ScriptCall("x", prepare(LOCK_RENEW, ("x",), ()), "owner")
+    call = ScriptCall("x", Template(LOCK_RENEW, ("x",)), "x", "owner")
     assert run_sync(BACKGROUND.exchange(slow.server, call, pack(call, b"7"), b"7", 0.05)) == [b"7", 1]

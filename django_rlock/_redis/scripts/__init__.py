@@ -108,11 +108,13 @@ def _kind(value: Any) -> str:
 
 @cache
 def _sharded(script: Script, to_all: bool) -> Script:
-    source = script.source
+    source, publishing = script.source, _read("publish_always" if to_all else "publish_both")
+    if source.startswith(publishing):
+        return script
     for one_server, cluster in _SHARDED.items():
         source = source.replace(one_server, cluster)
     if "publish_both(" in source:
-        source = _read("publish_always" if to_all else "publish_both") + source
+        source = publishing + source
     return script if source == script.source else script.with_source(source)
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.errors import ends_connection
 from django_rlock._redis.scripts import Script
-from django_rlock._transport.calls import Argument, Prepared, ScriptCall
+from django_rlock._transport.calls import Argument, ScriptCall, Template
 from django_rlock.exceptions import QuorumNotReachedError
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -303,8 +303,7 @@ class QuorumCall(ScriptCall):
         lease: float = 0.0,
         undo: Callable[[], QuorumCall] | None = None,
     ) -> None:
-        # Not kept by prepare(): the keys of most calls contain an owner, which is used for one hold.
-        super().__init__(name, Prepared(script, keys, args[1:], self.fresh is not None), args[0])
+        super().__init__(name, Template(script, keys, args[1:]), keys[0], args[0])
         self.lease = lease
         self.undo = undo
 
