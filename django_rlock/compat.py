@@ -20,9 +20,13 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
 from django_rlock.exceptions import LockTimeoutError
 from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks.options import MILLISECOND, duration
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
 __all__ = ["BuiltinRedisCache", "Lock", "lock"]
+
+_timeout_seconds = duration("timeout", "None is renewed by the watchdog", MILLISECOND)
+_wait_seconds = duration("blocking_timeout", "None waits forever")
 
 
 class Lock:
@@ -52,10 +56,10 @@ class Lock:
         using: str = DEFAULT_ALIAS,
     ) -> None:
         self.name = name
-        self.timeout = timeout or None
+        self.timeout = _timeout_seconds(timeout or None)
         self.sleep = sleep
         self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
+        self.blocking_timeout = _wait_seconds(blocking_timeout)
         self.thread_local = bool(thread_local)
         self._using = using
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
@@ -84,7 +88,7 @@ class Lock:
         """Acquire the lock; returns False if it is still taken after the wait. ``token`` names the owner (None: a new
         name)."""
         blocking = self.blocking if blocking is None else blocking
-        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        wait = self.blocking_timeout if blocking_timeout is None else _wait_seconds(blocking_timeout)
         name = uuid4().hex if token is None else token.decode() if isinstance(token, bytes) else token
         held = self._under(name)
         try:

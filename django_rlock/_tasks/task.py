@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from celery.app.task import Context
@@ -15,15 +14,7 @@ from celery.contrib.django.task import DjangoTask
 
 from django_rlock._tasks.naming import Naming, body_of, misfit
 from django_rlock.locks import KINDS, BaseLock, LimitedLock, rlock
-from django_rlock.locks.options import (
-    Duration,
-    KindName,
-    hold_seconds,
-    keep_seconds,
-    lease_seconds,
-    limited_kind,
-    wait_seconds,
-)
+from django_rlock.locks.options import MILLISECOND, Duration, KindName, duration, limited_kind
 from django_rlock.settings import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -112,11 +103,11 @@ class TaskOptions:
         _check_scope(task)
         _check_permits(task)
         on_locked = _on_locked(task)
-        wait_time = _seconds(task, "lock_wait_time", wait_seconds) or 0.0
+        wait_time = _seconds(task, "lock_wait_time", "None waits forever") or 0.0
         of_lock = {
-            "lease_time": _seconds(task, "lock_lease_time", lease_seconds),
-            "at_least": _seconds(task, "lock_at_least", keep_seconds),
-            "max_hold_time": _seconds(task, "lock_max_hold_time", hold_seconds),
+            "lease_time": _seconds(task, "lock_lease_time", "None is renewed by the watchdog", MILLISECOND),
+            "at_least": _seconds(task, "lock_at_least", "None adds nothing, as 0") or None,
+            "max_hold_time": _seconds(task, "lock_max_hold_time", "None stands for MAX_HOLD_TIME", MILLISECOND),
             "permits": task.lock_permits,
         }
         return cls(
@@ -130,7 +121,7 @@ class TaskOptions:
             retry_delay=_delay(task, "lock_retry_delay"),
             retry_max_delay=_delay(task, "lock_retry_max_delay"),
             max_retries=_count(task, "lock_max_retries"),
-            done_marker_time=_seconds(task, "done_marker_time", wait_seconds),
+            done_marker_time=_seconds(task, "done_marker_time", "None means three visibility timeouts"),
             using=task.lock_using,
             kind=task.lock_kind if task.lock_permits is None else limited_kind(task.lock_kind),
             scope=task.lock_scope,
@@ -231,21 +222,15 @@ def _on_locked(task: type[AbstractTask[..., Any]]) -> str | Callable[..., Any]:
     return on_locked  # type: ignore[no-any-return]
 
 
-def _seconds(
-    task: type[AbstractTask[..., Any]], option: str, checked: Callable[[Duration | None], float | None]
-) -> float | None:
-    try:
-        return checked(getattr(task, option))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{task.name}: {option}: {error}") from None
+def _seconds(task: type[AbstractTask[..., Any]], option: str, none: str = "", least: float = 0.0) -> float | None:
+    return duration(f"{task.name}: {option}", none, least)(getattr(task, option))
 
 
 def _delay(task: type[AbstractTask[..., Any]], option: str) -> float:
-    value = getattr(task, option)
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise ValueError(f"{task.name}: {option} must be a number of seconds above 0, not {value!r}.")
-    return float(seconds)
+    seconds = _seconds(task, option, least=MILLISECOND)
+    if seconds is None:
+        raise ValueError(f"{task.name}: {option} must be a number of seconds above 0, not None.")
+    return seconds
 
 
 def _count(task: type[AbstractTask[..., Any]], option: str) -> int | None:

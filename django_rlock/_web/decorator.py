@@ -263,7 +263,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         tuple(template if callable(template) else KeyTemplate.parse(template) for template in templates),
         wait_time if wait_time is UNSET else wait_seconds(wait_time),
         lease_seconds(lease_time),
-        keep_seconds(at_least),
+        keep_seconds(at_least) or None,
         hold_seconds(max_hold_time),
         permits,
         using,

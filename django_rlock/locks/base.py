@@ -155,7 +155,7 @@ class BaseLock(HeldLock):
         self._named_owner = None if self.owner is None else NamedOwner(self.owner)
         self.on_lost = on_lost
         self.max_hold_time = None if max_hold_time is None else hold_seconds(max_hold_time)
-        self.at_least = None if at_least is None else keep_seconds(at_least)
+        self.at_least = None if at_least is None else keep_seconds(at_least) or None
         self.until_commit = None if until_commit is None else checked_database(until_commit)
 
     @property

@@ -30,13 +30,14 @@ from django_rlock.locks.counters import (
 )
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
-from django_rlock.locks.options import UNSET, Duration, lease_seconds, unknown_argument
+from django_rlock.locks.options import MILLISECOND, UNSET, Duration, duration, unknown_argument
 from django_rlock.locks.records import Hold, calling_line, key_of
 from django_rlock.locks.semaphore import PERMITS, PermitRequest, PermitSemaphore, packed, permit_keys, timed_out
 from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of, watch
 from django_rlock.settings import DEFAULT_ALIAS
 
 _ID = re.compile(r"[0-9a-f]{32}")
+_lease_seconds = duration("lease_time", "None has no end", MILLISECOND)
 
 
 class Permit:
@@ -332,7 +333,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         return PermitBlock(self, permits, {"wait_time": wait_time, "lease_time": lease_time, "renewed": renewed})
 
     def _lease(self, lease_time: Duration | None, renewed: bool) -> float | None:
-        lease = lease_seconds(lease_time)
+        lease = _lease_seconds(lease_time)
         if not renewed:
             return lease
         if lease is not None:
@@ -421,7 +422,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         return await self._update_lease_time(awaited_driver(self), permit, lease_time)
 
     async def _update_lease_time(self, driver: Driver, permit: Permit | str, lease_time: Duration | None) -> bool:
-        lease = lease_seconds(lease_time)
+        lease = _lease_seconds(lease_time)
         self._check_alias()
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))

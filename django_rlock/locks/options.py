@@ -29,48 +29,43 @@ UNSET: Any = _Unset()
 """Stands for a duration that was not given, because None has another meaning."""
 
 
-def wait_seconds(value: Duration | None) -> float | None:
-    """Check a wait: 0 tries once, None waits forever."""
-    return None if value is None else _seconds("wait_time", value, "0 or more; None waits forever")
+MILLISECOND = 0.001
+"""The shortest time that a server counts, in seconds."""
 
 
-def lease_seconds(value: Duration | None) -> float | None:
-    """Check a lease: at least a millisecond; None is renewed by the watchdog."""
-    return _at_least_a_millisecond("lease_time", value, "None is renewed by the watchdog")
+def duration(argument: str, none: str = "", least: float = 0.0) -> Callable[[Duration | None], float | None]:
+    """Make the check of an argument: seconds as a number or a timedelta, at least ``least`` (0 or a millisecond).
+
+    None passes the check; ``none`` says in errors what it means. The check returns a float, and raises TypeError or
+    ValueError.
+    """
+    otherwise = f"; {none}" if none else ""
+    expected = f"{'above 0' if least else '0 or more'}{otherwise}"
+
+    def check(value: Duration | None) -> float | None:
+        if value is None:
+            return None
+        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise TypeError(f"{argument} must be seconds as a number or a timedelta, {expected}; not {value!r}.")
+        if not 0 <= seconds <= LONGEST:  # nan fails this test too
+            raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
+        if seconds < least:
+            raise ValueError(f"{argument} must be at least {least} s, not {value!r}{otherwise}.")
+        return float(seconds)
+
+    return check
 
 
-def hold_seconds(value: Duration | None) -> float | None:
-    """Check the longest time that a lock may be held; None stands for MAX_HOLD_TIME."""
-    return _at_least_a_millisecond("max_hold_time", value, "None stands for MAX_HOLD_TIME")
-
-
-def keep_seconds(value: Duration | None) -> float | None:
-    """Check for how long a lock stays taken at least; 0 and None add nothing to the hold."""
-    return (_seconds("at_least", value, "0 or more") or None) if value is not None else None
+wait_seconds = duration("wait_time", "None waits forever")
+lease_seconds = duration("lease_time", "None is renewed by the watchdog", MILLISECOND)
+hold_seconds = duration("max_hold_time", "None stands for MAX_HOLD_TIME", MILLISECOND)
+keep_seconds = duration("at_least", "None adds nothing, as 0")
 
 
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _at_least_a_millisecond(argument: str, value: Duration | None, none: str) -> float | None:
-    if value is None:
-        return None
-    seconds = _seconds(argument, value, f"above 0; {none}")
-    if seconds < 0.001:
-        raise ValueError(f"{argument} must be at least 0.001 s, not {value!r}; {none}.")
-    return seconds
-
-
-def _seconds(argument: str, value: Duration, expected: str) -> float:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{argument} must be seconds as a number or a timedelta, {expected}; not {value!r}.")
-    if not 0 <= value <= LONGEST:  # nan fails this test too
-        raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
-    return float(value)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

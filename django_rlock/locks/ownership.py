@@ -15,7 +15,7 @@ from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.holds import HOLDS, not_owned, owner_id_of
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, SomeLock, holders_call
 from django_rlock.locks.mutex import serialized
-from django_rlock.locks.options import RELEASE_PATIENCE, Duration, keep_seconds, lease_seconds
+from django_rlock.locks.options import MILLISECOND, RELEASE_PATIENCE, Duration, duration
 from django_rlock.locks.records import Hold, Key, Terms, key_of
 from django_rlock.locks.release import check_keep
 from django_rlock.locks.watchdog import check_sure, lose, refuse_lost, sure_of, watch
@@ -73,9 +73,12 @@ class HeldLock(AbstractLock):
 # --- the lease and the state ------------------------------------------------------------------------------------------
 
 
+_lease_seconds = duration("lease_time", least=MILLISECOND)
+
+
 @serialized
 async def extend(lock: AbstractLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
-    lease = lease_seconds(lease_time)
+    lease = _lease_seconds(lease_time)
     if lease is None:
         raise ValueError("extend() needs a lease_time in seconds.")
     lock._kind.check_lease(lock, lease)
@@ -206,10 +209,13 @@ def hand_over(lock: AbstractLock, owner: Owner) -> None:
         HOLDS.remove(hold)
 
 
+_kept_seconds = duration("seconds")
+
+
 def kept_after_release(lock: SomeLock, owner: Owner, seconds: Duration) -> SomeLock:
     """The same lock, whose release by this owner keeps it taken for ``seconds`` from now."""
     kept = copy(lock)
-    kept.at_least = keep_seconds(seconds)
+    kept.at_least = _kept_seconds(seconds) or None
     if kept.at_least is not None:
         check_keep(lock, kept.at_least)
         for hold in HOLDS.of_lock(lock, owner):

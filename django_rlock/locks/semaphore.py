@@ -30,8 +30,10 @@ from django_rlock.locks.counters import (
     with_answered,
 )
 from django_rlock.locks.kinds import Kind, call_for, retire_call, settled_keys
-from django_rlock.locks.options import RELEASE_PATIENCE, UNSET, Duration, lease_seconds, milliseconds
+from django_rlock.locks.options import MILLISECOND, RELEASE_PATIENCE, UNSET, Duration, duration, milliseconds
 from django_rlock.settings import DEFAULT_ALIAS
+
+_life_seconds = duration("ttl", "None keeps it", MILLISECOND)
 
 
 class BaseSemaphore(Counter):
@@ -54,7 +56,7 @@ class BaseSemaphore(Counter):
         return await self._try_set_permits(awaited_driver(self), permits, ttl)
 
     async def _try_set_permits(self, driver: Driver, permits: int, ttl: Duration | None) -> bool:
-        life = lease_seconds(ttl)
+        life = _life_seconds(ttl)
         number = checked_number("permits", permits)
         return bool(
             await self._change_number(driver, scripts.SEMAPHORE_SET, number, 0 if life is None else milliseconds(life))

@@ -15,8 +15,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django_rlock._core.text import printable
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
+from django_rlock.locks.options import duration, keep_seconds
 from django_rlock.locks.release import released_when_dropped
-from django_rlock.settings import DEFAULT_ALIAS, LONGEST, get_settings
+from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 __all__ = ["LockedCommand"]
 
@@ -44,7 +45,7 @@ class Terms:
     using: str = DEFAULT_ALIAS
     wait_time: Duration | None = 0
     on_locked: str = "skip"
-    at_least: float = 0
+    at_least: Duration = 0
     waits_by: str = "lock_wait_time"
     whose: str = ""
 
@@ -59,10 +60,8 @@ class Terms:
     def _check(self) -> None:
         if self.on_locked not in ON_LOCKED:
             raise ValueError(f"on_locked must be 'skip' or 'fail', not {self.on_locked!r}.")
-        # A project's class attribute, of any type.
-        value: object = self.at_least
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-            raise ValueError(f"at_least must be a number of seconds, 0 or more, not {value!r}.")
+        duration(self.waits_by, "None waits forever")(self.wait_time)
+        value = keep_seconds(self.at_least) or 0.0
         options = get_settings(self.using)
         longest = options.longest_lease if options.nodes else None
         if longest is not None and value > longest:
@@ -171,7 +170,7 @@ class LockedCommand(BaseCommand):
     lock_using: str = DEFAULT_ALIAS
     lock_wait_time: Duration | None = 0
     on_locked: str = "skip"
-    at_least: float = 0
+    at_least: Duration = 0
 
     lock: BaseLock
     """The lock that the running command holds; ``self.lock.check()`` raises once it is lost. It does not exist outside

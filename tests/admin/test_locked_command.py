@@ -1,6 +1,7 @@
 """``LockedCommand``: management commands that many hosts start at the same minute."""
 
 import io
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock import LockLostError, LockTimeoutError, rlock
+from django_rlock.locks import Duration
 from django_rlock.management import LockedCommand
 from tests.conftest import OwnServer
 
@@ -78,10 +80,10 @@ def test_the_name_may_depend_on_the_options() -> None:
         assert run(Command(), verbosity=1)[0] == "done\n"
 
 
-@pytest.mark.parametrize("fault", [False, True])
-def test_at_least_keeps_the_lock_also_from_this_thread(fault: bool) -> None:
+@pytest.mark.parametrize(("fault", "kept"), [(False, 300), (True, timedelta(minutes=5))])
+def test_at_least_keeps_the_lock_also_from_this_thread(fault: bool, kept: Duration) -> None:
     class Command(Nightly):
-        at_least = 300
+        at_least = kept
 
         def work(self) -> None:
             if fault:
@@ -161,9 +163,13 @@ def test_work_is_done_although_the_server_goes_down_meanwhile(own_server: OwnSer
     ("attributes", "expected"),
     [
         ({"on_locked": "retry"}, "on_locked must be 'skip' or 'fail', not 'retry'"),
-        ({"at_least": -1}, "at_least must be a number of seconds, 0 or more, not -1"),
-        ({"at_least": "60"}, "at_least must be a number of seconds, 0 or more, not '60'"),
-        ({"lock_wait_time": "1"}, "wait_time must be"),
+        ({"at_least": -1}, "at_least must be a number of seconds 0 or more; None adds nothing, as 0; not -1"),
+        (
+            {"at_least": "60"},
+            "seconds as a number or a timedelta, 0 or more; None adds nothing, as 0; not '60'",
+        ),
+        ({"lock_wait_time": "1"}, "lock_wait_time must be seconds as a number or a timedelta, 0 or more; None waits"),
+        ({"at_least": 1e16}, "at_least must be a number of seconds 0 or more"),
         ({"lock_name": ""}, "lock's name must not be empty"),
         ({"lock_name": 7}, "lock's name must be a string"),
         ({"lock_using": "nowhere"}, "RLOCK has no alias 'nowhere'"),

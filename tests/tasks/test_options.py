@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from django_rlock import KeyTemplateError
+from django_rlock._tasks.task import OPTIONS
 from django_rlock.celery import LockedTask
 
 
@@ -136,13 +137,19 @@ def test_arguments_that_do_not_fit_raise_as_without_a_lock(lock_name):
         ({"on_skipped": "stop"}, ValueError, "on_skipped must be"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),
         ({"lock_kind": ["fair"]}, ValueError, "lock_kind must be one of"),
-        ({"lock_lease_time": 0}, ValueError, r"options\.bound: lock_lease_time: "),
+        ({"lock_lease_time": 0}, ValueError, r"options\.bound: lock_lease_time must "),
         ({"lock_retry_delay": 0}, ValueError, "lock_retry_delay must be"),
         ({"lock_retry_max_delay": None}, ValueError, "lock_retry_max_delay must be"),
         ({"lock_max_retries": -1}, ValueError, "lock_max_retries must be"),
-        ({"lock_wait_time": -1}, ValueError, r"options\.bound: lock_wait_time: "),
-        ({"lock_lease_time": "1"}, TypeError, r"options\.bound: lock_lease_time: "),
-        ({"done_marker_time": -1}, ValueError, r"options\.bound: done_marker_time: "),
+        ({"lock_wait_time": -1}, ValueError, r"options\.bound: lock_wait_time must "),
+        ({"lock_lease_time": "1"}, TypeError, r"options\.bound: lock_lease_time must "),
+        ({"done_marker_time": -1}, ValueError, r"options\.bound: done_marker_time must "),
+        *(
+            ({each: 1e16}, ValueError, rf"options\.bound: {each} must be a number of seconds")
+            for each in sorted(OPTIONS)
+            if each.endswith(("_time", "_delay", "_least"))
+        ),
+        ({"lock_scope": "queue", "lock_queue_time": None}, ValueError, "lock_queue_time must be"),
         ({"lock_key": lambda: "report"}, TypeError, r"called as function\(task, account_id\)"),
         ({"on_locked": lambda error: None}, TypeError, r"called as function\(task, error\)"),
         ({"lockkey": "report"}, TypeError, "Did you mean 'lock_key'"),

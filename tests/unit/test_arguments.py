@@ -20,6 +20,7 @@ from django_rlock import (
     rlock,
 )
 from django_rlock._redis import keys
+from django_rlock.compat import Lock
 from django_rlock.locks.options import lease_seconds, milliseconds, wait_seconds
 
 BAD_NUMBERS = [-1, -0.001, math.nan, math.inf, -math.inf, 1e12, 10**400, timedelta(seconds=-1)]
@@ -50,6 +51,29 @@ def test_not_a_number(kind, argument, value):
 def test_lease_below_a_millisecond(kind, argument):
     with pytest.raises(ValueError, match=f"^{argument} must be at least 0.001 s"):
         kind("stock:42", **{argument: 0})
+
+
+@pytest.mark.parametrize("value", [-1, 1e16, "3"])
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        (lambda value: FairLock("stock:42", at_least=value), "at_least must .*; None adds nothing, as 0; not"),
+        (
+            lambda value: FairLock("stock:42").extend(value),
+            "lease_time must .* above 0; not",
+        ),
+        (lambda value: FairLock("stock:42").leave(value), "seconds must .* 0 or more; not"),
+        (lambda value: PermitExpirableSemaphore("s").acquire(lease_time=value), "lease_time must .*; None has no end"),
+        (lambda value: PermitExpirableSemaphore("s").update_lease_time("0" * 32, value), "lease_time .* has no end"),
+        (lambda value: Semaphore("s").try_set_permits(1, ttl=value), "ttl must .*; None keeps it; not"),
+        (lambda value: Lock("stock:42", value), "timeout must .*; None is renewed by the watchdog"),
+        (lambda value: Lock("stock:42", blocking_timeout=value), "blocking_timeout must .*; None waits forever"),
+        (lambda value: Lock("stock:42").acquire(blocking_timeout=value), "blocking_timeout must"),
+    ],
+)
+def test_an_error_names_its_own_argument_and_the_meaning_of_none(use, expected, value):
+    with pytest.raises((ValueError, TypeError), match=f"^({expected})"):
+        use(value)
 
 
 def test_bad_durations_of_a_call_lock_nothing(kind, redis_client):
