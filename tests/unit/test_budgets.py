@@ -31,13 +31,13 @@ from tests.eventually import PATIENCE
 
 ROOT = Path(django_rlock.__file__).parent
 
-FILES = 125
-"""How many files the package may have. The aim is 110."""
+FILES = 126
+"""How many files the package may have. The aim is 110. A second subject in a file of 500 lines gets its own file."""
 LONGEST_FILE = 500
 """How many lines a file may have."""
 CHAIN = 19
 """How many modules the longest chain of imports may have. The aim is 15."""
-PASSED = {"with": (16, 8), "with, after a wait": (21, 11), "view": (21, 13), "task": (22, 11)}
+PASSED = {"with": (16, 8), "with, after a wait": (21, 11), "view": (22, 13), "task": (22, 11)}
 """Through how many files a call may pass, and how deep its stack may be within the package. The aims are 18 files and
 a depth of 9 for a ``with`` block, 22 files for a view, and 24 for a task. A process that has just waited for a lock
 still listens to its server, so a ``with`` block joins the queue of waiters before it tries."""

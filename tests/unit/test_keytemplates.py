@@ -26,7 +26,8 @@ from django.utils.translation import gettext_lazy
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from django_rlock._web.keytemplates import MAX_BYTES, KeyTemplate, check_converters, check_names
+from django_rlock._web.keytemplates import KeyTemplate, check_converters, check_names
+from django_rlock._web.values import MAX_BYTES
 from django_rlock.exceptions import KeyTemplateError, RLockError
 
 SAFE = string.ascii_letters + string.digits + "_.@-"
