@@ -160,6 +160,22 @@ def connection_of(pool: Any) -> Any:
     return pool.get_connection("") if _WANTS_COMMAND else pool.get_connection()
 
 
+def makes_its_own(pool: Any) -> bool:
+    """Whether a project's class of pools makes connections in another way than redis-py's."""
+    ways = type(pool).make_connection, type(pool).get_connection
+    return not all(way.__module__.startswith("redis.") for way in ways)
+
+
+def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:
+    """The same class of connections, whose options ``prepare`` changes."""
+
+    class Prepared(base):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**prepare(options))
+
+    return Prepared
+
+
 def primary_url(cache: Any) -> str:
     """The URL of a django-redis cache's primary."""
     url: str = cache.client._server[0]  # noqa: SLF001

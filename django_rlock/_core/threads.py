@@ -15,7 +15,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import filterfalse
 from operator import methodcaller
@@ -141,24 +141,27 @@ class Call:
         return value_of(self.outcome)
 
 
-class Alive:
-    """Counts the added objects that still exist."""
+class Alive(Generic[T]):
+    """The added objects that still exist."""
 
     __slots__ = ("_refs",)
 
     def __init__(self) -> None:
         # A WeakSet removes objects by Python code: a signal's exception would be swallowed there, and the object be
         # counted forever. Here each change is one call into C.
-        self._refs: set[weakref.ref[object]] = set()
+        self._refs: set[weakref.ref[T]] = set()
 
-    def add(self, each: object) -> None:
+    def add(self, each: T) -> None:
         self._refs.add(weakref.ref(each, self._refs.discard))
 
-    def discard(self, each: object) -> None:
+    def discard(self, each: T) -> None:
         self._refs.discard(weakref.ref(each))
 
     def __len__(self) -> int:
         return len(self._refs)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([each for ref in self._refs.copy() if (each := ref()) is not None])
 
 
 class WeakTable(Generic[T]):
@@ -187,7 +190,7 @@ class Helpers:
     def __init__(self, most: int) -> None:
         self._most = most
         self._calls: deque[Call] = deque()
-        self._marks = Alive()
+        self._marks = Alive[_Mark]()
 
     def take(self, call: Call) -> None:
         """Run a call as soon as a thread is free."""

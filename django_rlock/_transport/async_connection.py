@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -265,6 +266,18 @@ class TaskConnection:
         self.connection.block()
         self.connection.used_at = monotonic()
         return self.connection
+
+    def take_back(self) -> None:
+        """End the connection if its loop does not run and waits for no reply. Any thread may call this."""
+        # The loop may start meanwhile. Then its tasks find that the connection has ended, and open another one.
+        now = monotonic()
+        if not self.loop.is_running() and all(slot.done() or until < now for _, slot, until, _ in self._owed.copy()):
+            self.is_open = False
+            with contextlib.suppress(OSError):  # it is broken or closed already
+                # Not closed: a loop that runs again sees the end, and closes it. TLS's own shutdown() changes what the
+                # loop reads from.
+                socket.socket.shutdown(self.connection.sock, socket.SHUT_RDWR)
+            self.connection.free_slot()
 
     def break_off(self, error: Exception) -> None:
         """Close the connection, unless it was given away; everything that waits for a reply gets the error."""

@@ -37,10 +37,13 @@ _helpers: Owned[threads.Helpers] = Owned("drivers", partial(threads.Helpers, _MO
 
 
 class LoopConnections:
-    """The connections of one event loop, which are released when the loop ends."""
+    """The connections of one event loop, which owns them: they are released when the loop ends, and collected with it
+    if the project drops it without closing it. ``group`` is the process's group to which they belong.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.group = _loops.value
         self.shared: dict[Server, TaskConnection] = {}
         self._opening: dict[Server, asyncio.Future[TaskConnection]] = {}
         self._lifeline: AsyncGenerator[None] | None = None
@@ -72,7 +75,7 @@ class LoopConnections:
         if known is not None and known.is_open:  # the task that opened it was interrupted before it noted that
             server.give_back(connection)
             return known
-        opened = self.shared[server] = TaskConnection(connection, self.loop)
+        opened = self.shared[server] = lend(server, connection, self.loop)
         try:
             opened.attach()
         except BaseException:
@@ -85,8 +88,13 @@ class LoopConnections:
             yield
         finally:
             self.give_back()
-            if _loops.value.get(self.loop) is self:
-                _loops.value.pop(self.loop, None)
+            self.forget()
+
+    def forget(self) -> None:
+        """Let the loop have other connections, if it needs any again."""
+        self.group.discard(self)
+        if vars(self.loop).get(_OWNED) is self:
+            vars(self.loop).pop(_OWNED, None)
 
     def give_back(self) -> None:
         """Return the connections to their servers, for the next loop or for threads."""
@@ -98,20 +106,25 @@ class LoopConnections:
             self.shared.pop(server, None)
 
 
-def _give_all_back(loops: dict[asyncio.AbstractEventLoop, LoopConnections]) -> None:
-    for connections in list(loops.values()):
+def _give_all_back(loops: threads.Alive[LoopConnections]) -> None:
+    for connections in loops:
         with contextlib.suppress(RuntimeError):  # the loop was closed
             connections.loop.call_soon_threadsafe(connections.give_back)
 
 
-_loops: Owned[dict[asyncio.AbstractEventLoop, LoopConnections]] = Owned("connections", dict, stop=_give_all_back)
+_OWNED = "_django_rlock_connections"
+"""The attribute of a loop that has its connections. A table of the process would keep each loop that the project drops
+without closing it."""
+_loops: Owned[threads.Alive[LoopConnections]] = Owned(
+    "connections", threads.Alive[LoopConnections], stop=_give_all_back
+)
 
 
 def _leave(using: str, node: Address | None) -> None:
     """Break off the connections of all loops to a server that has become a replica."""
     left = server_of(using, node)
     error = RedisConnectionError("The connection was closed, because its server has become a replica.")
-    for connections in list(_loops.value.values()):
+    for connections in _loops.value:
         connection = connections.shared.get(left)
         if connection is not None and connection.is_open:
             with contextlib.suppress(RuntimeError):  # the loop was closed
@@ -123,19 +136,28 @@ when_left(_leave)
 
 def connections_of(loop: asyncio.AbstractEventLoop) -> LoopConnections:
     """The connections of a loop, made on first use."""
-    known = _loops.value.get(loop)
-    if known is None:
+    known: LoopConnections | None = getattr(loop, _OWNED, None)
+    if known is None or known.group is not _loops.value:  # made before a fork, or for other settings
         _drop_closed_loops()
-        known = _loops.value[loop] = LoopConnections(loop)
+        known = LoopConnections(loop)
+        setattr(loop, _OWNED, known)
+        known.group.add(known)
     return known
 
 
 def _drop_closed_loops() -> None:
-    """Forget loops that were closed without their async generators being closed."""
-    for loop, connections in _loops.value.copy().items():
-        if loop.is_closed():
-            _loops.value.pop(loop, None)
+    """Take back the connections of loops that were closed without their async generators being closed."""
+    for connections in _loops.value:
+        if connections.loop.is_closed():
+            connections.forget()
             connections.give_back()
+
+
+def lend(server: Server, connection: Connection, loop: asyncio.AbstractEventLoop) -> TaskConnection:
+    """Let a loop use a connection; the server may take it back while the loop does not run."""
+    lent = TaskConnection(connection, loop)
+    server.lent.add(lent)
+    return lent
 
 
 async def _wait_for(future: asyncio.Future[Any], limit: float) -> None:
@@ -238,7 +260,7 @@ class TaskBinding:
 
     async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
         limit = min(limit, server.reply_limit)
-        connection = TaskConnection(await take_connection(server, limit), asyncio.get_running_loop())
+        connection = lend(server, await take_connection(server, limit), asyncio.get_running_loop())
         try:
             return await self._converse(server, connection, packed, expected, limit)
         except BaseException:  # also from a signal handler just before the connection was broken off

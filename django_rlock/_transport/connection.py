@@ -177,9 +177,8 @@ def _too_long() -> InvalidResponse:
 
 # One connection: a socket that redis-py has connected and logged in, and a reader for what arrives on it.
 #
-# An open connection is in its server's deque of idle connections, or is used by one call. A call that ends in an
-# exception closes its connection, because replies may still be on their way. A connection that an interruption left
-# unused is closed when it is collected.
+# An open connection is idle in its server's deque, or is used by one call. A call that ends in an exception closes its
+# connection, as replies may still come. A connection that an interruption left unused is closed when it is collected.
 
 TICK = 1.0
 """The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
@@ -200,7 +199,6 @@ _READ_FIRST = 448
 LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
 """The errors of a socket that currently has nothing to read, or cannot accept more data."""
 
-
 Expected = tuple[bytes, Script] | type | None
 """The expected reply: a script's reply that echoes a nonce, or a reply of a type; None accepts any reply."""
 
@@ -217,7 +215,7 @@ class ConnectionSlot:
 
     __slots__ = ("__weakref__", "_taken")
 
-    def __init__(self, taken: Alive) -> None:
+    def __init__(self, taken: Alive[ConnectionSlot]) -> None:
         self._taken = taken
         taken.add(self)
 
@@ -299,10 +297,10 @@ class Connection:
         try:
             sock.sendall(packed)
             data = sock.recv(_READ_FIRST)
-            if data == usual and data:
-                return None
             if not data:
                 raise _closed()
+            if data == usual:
+                return None
             self._feed(data)
             reply = self._gets()
         except BlockingIOError:
@@ -419,11 +417,14 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            slot.free()
+        self.free_slot()
         _close(self.sock, self._pid)
         disarm(self._guard)
+
+    def free_slot(self) -> None:
+        """Let another connection have its slot."""
+        if self._slot is not None:
+            self._slot.free()
 
 
 def _close(sock: socket.socket, pid: int) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from redis.exceptions import AuthenticationError, NoScriptError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -21,7 +22,7 @@ from redis.sentinel import MasterNotFoundError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import connection_end_in, ends_connection, is_demotion
-from django_rlock._core.redis_py import connection_of, take_socket
+from django_rlock._core.redis_py import connection_of, makes_its_own, prepared, take_socket
 from django_rlock._core.text import hide_secrets, shown
 from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
 from django_rlock._transport.connection import (
@@ -34,6 +35,9 @@ from django_rlock._transport.connection import (
     replies_of,
 )
 from django_rlock._transport.identity import thread_owner
+
+if TYPE_CHECKING:
+    from django_rlock._transport.async_connection import TaskConnection
 
 # --- the connections of a server --------------------------------------------------------------------------------------
 
@@ -54,9 +58,9 @@ interrupted."""
 
 
 class ConnectionWait:
-    """A caller that waits for a connection; ``opening`` is whether one is being opened for it."""
+    """A caller that waits for a connection; ``opening``: one is being opened. The caller's frames keep it alive."""
 
-    __slots__ = ("_error", "opening", "wake")
+    __slots__ = ("__weakref__", "_error", "opening", "wake")
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self.wake = wake
@@ -82,6 +86,7 @@ class Server:
     a reply. Times are seconds.
 
     ``leave`` closes all connections to the server, those of other purposes too, because it has become a replica.
+    ``lent`` are the connections that event loops keep between their commands.
     """
 
     def __init__(
@@ -95,16 +100,16 @@ class Server:
         self.leave = self.close_idle if leave is None else leave
         self.reply_limit = reply_limit
         self._max_connections = math.inf if max_connections is None else max_connections
-        self._taken = threads.Alive()
-        self._waits: deque[ConnectionWait] = deque()
+        self._taken = threads.Alive[ConnectionSlot]()
+        self._waits: deque[ref[ConnectionWait]] = deque()
         self._closed = False
         self.idle: deque[Connection] = deque()
+        self.lent: threads.Alive[TaskConnection] = threads.Alive()
 
     # --- taking a connection -----------------------------------------------------------------------------------------
 
     def take(self, limit: float) -> Connection:
-        """Return an idle or a new connection, within ``limit`` seconds. Raises what redis-py raises if it cannot
-        connect."""
+        """Return an idle or a new connection, within ``limit`` seconds. Raises redis-py's errors of connecting."""
         connection = self.take_idle()
         if connection is not None:
             return connection
@@ -136,8 +141,8 @@ class Server:
         return RedisTimeoutError(
             "Timeout connecting to the server"
             if opens
-            else f"All {self._max_connections} connections are in use; "
-            "raise MAX_CONNECTIONS, or use locks in fewer threads"
+            else f"All {self._max_connections} connections are in use, each by a thread that sends a command or by an "
+            "event loop; raise MAX_CONNECTIONS, or use locks in fewer threads and event loops at the same time"
         )
 
     def take_idle(self, now: float | None = None) -> Connection | None:
@@ -164,9 +169,12 @@ class Server:
         # Taken before it is counted: two callers that want the last slot may both be refused, but never both get it.
         slot = ConnectionSlot(self._taken)
         if len(self._taken) > self._max_connections:
+            for each in self.lent:
+                each.take_back()
+        if len(self._taken) > self._max_connections:
             slot.free()
-            if wait not in self._waits:
-                self._waits.append(wait)
+            if ref(wait) not in self._waits:
+                self._waits.append(ref(wait))
             return False
         wait.opening = True
         # In a separate thread, so that no signal interrupts redis-py while it connects and logs in: it then holds
@@ -181,7 +189,7 @@ class Server:
     def forget(self, wait: ConnectionWait) -> None:
         """Remove a wait from the queue."""
         with contextlib.suppress(ValueError):
-            self._waits.remove(wait)
+            self._waits.remove(ref(wait))
 
     def _open_for(self, wait: ConnectionWait, slot: ConnectionSlot) -> None:
         try:
@@ -211,9 +219,15 @@ class Server:
         self.idle.append(connection)
         if self._waits:
             with contextlib.suppress(IndexError):
-                self._waits.popleft().wake()
+                self._wake_first()
         if self._closed:
             self.close()
+
+    def _wake_first(self) -> None:
+        wait = self._waits.popleft()()
+        while wait is None:  # its task was dropped with its loop
+            wait = self._waits.popleft()()
+        wait.wake()
 
     def drop(self, connection: Connection, broken: bool) -> None:
         """Close a connection. If it is ``broken``, close the idle connections too, which are probably broken."""
@@ -361,20 +375,14 @@ class Source:
             yield options.get("host"), options.get("port")
 
     def _make(self, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
-        if not _makes_its_own(self.pool):
+        if not makes_its_own(self.pool):
             return self.pool.connection_class(**prepare(self.pool.connection_kwargs))
         # The project's class decides how to connect, as it does for the cache. The copy shares its options, but keeps
         # its own books, since a connection never returns to a pool.
         pool = copy(self.pool)
         pool.reset()
-        pool.connection_class = _prepared(pool.connection_class, prepare)
+        pool.connection_class = prepared(pool.connection_class, prepare)
         return connection_of(pool)
-
-
-def _makes_its_own(pool: Any) -> bool:
-    """Whether a project's class of pools makes connections in another way than redis-py's."""
-    ways = type(pool).make_connection, type(pool).get_connection
-    return not all(way.__module__.startswith("redis.") for way in ways)
 
 
 def without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,14 +393,6 @@ def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
     """The options that limit connecting and each reply to ``longest`` seconds, if they do not do so by less."""
     names = ["socket_timeout"] if "path" in options else ["socket_timeout", "socket_connect_timeout"]
     return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
-
-
-def _prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:
-    class Prepared(base):  # type: ignore[misc]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**prepare(options))
-
-    return Prepared
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -424,7 +424,7 @@ async def converse_at_opcodes(first: int, expected: Expected) -> None:
 
 def test_slot_that_ends_as_a_signal_comes_is_free_again() -> None:
     """Python drops what is raised while an object is collected; so nothing may be left to do there."""
-    alive = Alive()
+    alive = Alive[ConnectionSlot]()
     slot = ConnectionSlot(alive)
     alive.add(slot)
     assert len(alive) == 1
