@@ -27,6 +27,11 @@ SIGNALS_WITHIN = 1.0
 """After how many seconds of a long sleep the main thread looks for signals by itself."""
 
 
+raw_lock = _thread.allocate_lock
+"""Returns a lock whose ``with`` statement a signal handler cannot leave without releasing it, because ``__exit__`` is a
+call into C. It may stay locked where the handler raises before the block begins."""
+
+
 class AutoResetEvent:
     """Wakes the one thread that waits for it. It stays set until that thread has woken."""
 

@@ -127,7 +127,8 @@ async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireReques
     until = request.until(driver.now())
     taken = False
     try:
-        with NAMED_CALLS.join(key_of(lock, request.owner)) as call:
+        call = NAMED_CALLS.call(key_of(lock, request.owner))
+        with call.running, call:
             if not await call.acquire(lock, driver, until):
                 lease = request.lease_under(settings_of(lock.using))
                 request.failed = Attempt(lock, driver, request.owner, request.owner.owner_id, lease, until)

@@ -7,11 +7,12 @@ import sys
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial, update_wrapper
+from inspect import CO_COROUTINE
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from django_rlock._core import process
-from django_rlock._transport.calls import Driver, run_flow
+from django_rlock._core import process, threads
+from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import AbstractLock
@@ -37,7 +38,7 @@ def refuse_nested(lock: AbstractLock) -> bool:
     """
     names = {(part.using, part.name) for part in lock.parts}
     frame = _current_frame(1)
-    while frame is not None and frame.f_code is not run_flow.__code__:
+    while frame is not None and frame.f_code.co_flags & CO_COROUTINE:
         frame = frame.f_back  # the running flow's own
     interrupts = False
     while frame is not None:
@@ -76,14 +77,18 @@ _PAUSES = 0.001, 0.02
 
 
 class QueuedCall:
-    """One call in the queue. As a context manager it leaves the queue at its end."""
+    """One call in the queue. As a context manager it joins the queue, and leaves it at its end.
 
-    __slots__ = ("__weakref__", "_queue", "is_over", "key")
+    Others wait for it inside ``with call.running``. This is a raw lock that nobody waits for: a signal handler that
+    raises may keep a call from leaving the queue, and the error may keep its frames, but the raw lock is released.
+    """
+
+    __slots__ = ("__weakref__", "_queue", "key", "running")
 
     def __init__(self, queue: list[weakref.ref[QueuedCall]], key: Key) -> None:
         self._queue = queue
         self.key = key
-        self.is_over = False
+        self.running = threads.raw_lock()
 
     async def acquire(self, lock: AbstractLock, driver: Driver, until: float | None) -> bool:
         """Wait for the earlier calls with this key until the monotonic time ``until`` (None: no limit), or a little
@@ -108,7 +113,7 @@ class QueuedCall:
             other = each()
             if other is self:
                 break
-            if other is not None and other.key == self.key and not other.is_over:
+            if other is not None and other.key == self.key and other.running.locked():
                 return False
         return True
 
@@ -117,12 +122,12 @@ class QueuedCall:
         return any(wait.key == self.key for wait in WAITS.snapshot())
 
     def __enter__(self) -> Self:
+        self._queue.append(weakref.ref(self, self._queue.remove))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.is_over = True
         with contextlib.suppress(ValueError):  # a forked child has another queue
             self._queue.remove(weakref.ref(self))
 
@@ -136,10 +141,9 @@ class FifoMutex:
     def forget(self) -> None:
         self._queue: list[weakref.ref[QueuedCall]] = []
 
-    def join(self, key: Key) -> QueuedCall:
-        call = QueuedCall(self._queue, key)
-        self._queue.append(weakref.ref(call, self._queue.remove))
-        return call
+    def call(self, key: Key) -> QueuedCall:
+        """A call that may join the queue."""
+        return QueuedCall(self._queue, key)
 
 
 NAMED_CALLS = FifoMutex()
@@ -164,8 +168,10 @@ def serialized(
     return call
 
 
+@a_call
 async def serialize(lock: AbstractLock, driver: Driver, owner: Owner, run: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a flow after the earlier calls of a named owner."""
-    with NAMED_CALLS.join(key_of(lock, owner)) as call:
+    call = NAMED_CALLS.call(key_of(lock, owner))
+    with call.running, call:
         await call.acquire(lock, driver, driver.now())
         return await run()

@@ -1,14 +1,21 @@
 """A signal handler, or __del__, takes a lock that its thread is just taking or releasing."""
 
+import asyncio
+import itertools
 import signal
+import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, MultiLock, ReadWriteLock, RLock
+from django_rlock import FairLock, FencedLock, LockLostError, MultiLock, ReadWriteLock, RLock
 from django_rlock._redis import scripts
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import UNTIL_SERVED, eventually
+from tests.faults.interrupting import Interruption, is_interrupted
+from tests.faults.opcodes import Aim
+from tests.forms import THOROUGH, first_place, long
 
 MAKE = {
     "fair": (FairLock, scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE),
@@ -151,3 +158,109 @@ def test_a_handler_inside_of_a_block_enters_again(during, redis_client):
         signal.raise_signal(signal.SIGUSR1)
         assert redis_client.exists("rlock:stock:42")
     eventually(lambda: not redis_client.exists("rlock:stock:42"))
+
+
+# --- at every opcode of a named owner's call --------------------------------------------------------------------------
+
+# The calls of a named owner wait for each other: one must not wait for a call that can only go on after it.
+
+NAME = "order 7"
+ENDLESS = 10.0
+"""A wait that takes so long, in seconds, is a wait for the interrupted call."""
+EXTENDED = 60.0
+
+
+def named(kind):
+    return kind[0]("stock:42", owner=NAME, wait_time=ENDLESS)
+
+
+def enter_and_leave(lock) -> None:
+    with lock:
+        pass
+
+
+def enter_and_leave_in_a_loop(lock) -> None:
+    async def body() -> None:
+        async with lock:
+            pass
+
+    asyncio.run(body())
+
+
+CALLS = {
+    "acquire": (lambda _: None, lambda lock: lock.acquire()),
+    "release": (lambda lock: lock.acquire(), lambda lock: lock.release()),
+    "extend": (lambda lock: lock.acquire(), lambda lock: lock.extend(EXTENDED)),
+    "force": (lambda lock: lock.acquire(), lambda lock: lock.force_release()),
+    "with": (lambda _: None, enter_and_leave),
+}
+"""What comes before a call, and the call."""
+
+
+@pytest.fixture
+def opcodes(request):
+    """The numbers of the opcodes to interrupt."""
+    stride = 1 if THOROUGH else 11
+    return itertools.count(first_place(request.config, stride), stride)
+
+
+def end_all(lock) -> None:
+    """Release what a call has taken, and what the server granted to it without its knowledge."""
+    for hold in HOLDS.of_lock(lock, lock._named_owner):
+        with suppress(LockLostError):
+            for _ in range(hold.count):
+                lock.release()
+    lock.force_release()
+
+
+OFTEN = pytest.mark.parametrize("kind", ["fair", *long("rlock", "fenced", "read")], indirect=True)
+
+
+@OFTEN
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("enter", [enter_and_leave, enter_and_leave_in_a_loop])
+def test_a_handler_does_not_wait_for_the_named_call_that_it_interrupts(kind, call, enter, opcodes):
+    def handle() -> None:
+        try:
+            enter(named(kind))
+        except RuntimeError as error:
+            refusals.append(INSIDE in str(error))
+
+    refusals: list[bool] = []
+    prepare, act = CALLS[call]
+    for at in opcodes:
+        lock, aim = named(kind), Aim(handle)
+        prepare(lock)
+        aim.begin(at)
+        act(lock)
+        aim.end()
+        end_all(lock)
+        assert HOLDS.snapshot() == [], aim.place
+        if not aim.place:
+            break
+    assert refusals
+    assert all(refusals)
+
+
+@OFTEN
+@pytest.mark.parametrize("call", CALLS)
+def test_nobody_waits_for_a_named_call_that_was_interrupted(kind, call):
+    """Also while its error is handled, which keeps its frames."""
+
+    def go_on_after_an_error() -> None:
+        try:
+            act(lock)
+        except Interruption:
+            sys.setprofile(None)
+            with suppress(LockLostError):
+                assert named(kind).acquire()
+            raise
+
+    prepare, act = CALLS[call]
+    for number in itertools.count(1):
+        lock = named(kind)
+        prepare(lock)
+        is_over = not is_interrupted(go_on_after_an_error, number)
+        end_all(lock)
+        if is_over:
+            break
