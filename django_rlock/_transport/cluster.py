@@ -6,9 +6,9 @@ import ipaddress
 import itertools
 import os
 import re
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +27,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
 from django_rlock._core.redis_py import slot_of
@@ -119,6 +120,8 @@ when there is none."""
 SLOTS = 16384
 ASK_WITHIN = 1.0
 """How long one node may take to return the map of slots, in seconds."""
+ASK_NEXT_AFTER = 0.1
+"""How long to wait for a node's reply before the next node is asked as well, in seconds."""
 
 
 class SlotMap:
@@ -126,12 +129,12 @@ class SlotMap:
     redirections.
 
     The class uses no mutex, because a signal handler may interrupt its holder: shared state is replaced by single
-    assignments, and every wait has a limit.
+    assignments, and every wait has a limit. A separate thread asks the nodes.
     """
 
-    def __init__(self, client: ClusterClient, ask: Ask | None = None) -> None:
+    def __init__(self, client: ClusterClient, ask: Ask) -> None:
         self._client = client
-        self._ask = ask or client.ask_slots
+        self._ask = ask
         self._owners: list[Address | None] = [None] * SLOTS
         self._nodes = client.start
         self._round = _Round(0)
@@ -156,42 +159,52 @@ class SlotMap:
         self.stale = True
 
     def refresh(self, rounds: int | None = None, within: float = 2 * ASK_WITHIN) -> None:
-        """Fetch the map, or wait while another thread fetches it. It stays unchanged if no node replies.
+        """Fetch the map, or wait while it is being fetched. It stays unchanged if no node replies.
 
         ``rounds`` is the value of ``self.rounds`` when the caller decided to refresh (None: now). ``within`` is how
-        many seconds the caller has: no further node is asked after that, but the last one may take ASK_WITHIN longer.
+        many seconds the caller has; the nodes are asked for longer, and a later reply serves the next call.
         """
         before = self.rounds if rounds is None else rounds
         # Callers that waited for a round without a reply would learn nothing by asking again, one after the other.
         if not self.stale or self.rounds != before:
             return
         asking = self._round
-        if asking.goes_on():
-            asking.wait(within)
-        else:  # two callers at once may both ask, which does no harm
-            self._ask_in_a_round(within)
+        if not asking.goes_on():  # two callers at once may both ask, which does no harm
+            asking = self._round = _Round(2 * ASK_WITHIN)
+            try:
+                threads.start(self._ask_in_a_round, asking)
+            except RuntimeError:  # no threads left, or the interpreter exits
+                self._ask_in_a_round(asking)
+        asking.wait(within)
 
-    def _ask_in_a_round(self, within: float) -> None:
-        mine = self._round = _Round(2 * ASK_WITHIN)
+    def _ask_in_a_round(self, asking: _Round) -> None:
         try:
-            self._ask_all(monotonic() + min(within, 2 * ASK_WITHIN))
-            self.rounds += 1
+            self._ask_all(asking)
         finally:
-            mine.end()
+            self.rounds += 1
+            asking.end()
 
-    def _ask_all(self, give_up_at: float) -> None:
+    def _ask_all(self, asking: _Round) -> None:
+        """Ask the nodes until one of them has returned the map.
+
+        Silent nodes must not use up the time of the round: all known nodes may have other addresses now.
+        """
         for node in list(self._nodes):
-            if ranges := self._ranges(node):
-                self._learn(ranges)
+            asking.asked.add(node)
+            threads.Call(partial(self._ask_node, node), partial(asking.note_reply, node)).start()
+            asking.step.wait(ASK_NEXT_AFTER)
+            if not self._lacks_reply(asking):
                 return
-            if monotonic() >= give_up_at:
-                return
+        while asking.asked and self._lacks_reply(asking):
+            asking.step.wait(asking.left)
 
-    def _ranges(self, node: Address) -> list[tuple[int, int, Address]]:
-        try:
-            return self._ranges_in(self._ask(node), node)
-        except (redis.RedisError, OSError, TypeError, ValueError):  # the last two if it is malformed
-            return []
+    def _lacks_reply(self, asking: _Round) -> bool:
+        return self.stale and asking.goes_on()
+
+    def _ask_node(self, node: Address) -> None:
+        ranges = self._ranges_in(self._ask(node), node)
+        if ranges and self.stale:  # the first reply counts
+            self._learn(ranges)
 
     def _ranges_in(self, reply: Any, node: Address) -> list[tuple[int, int, Address]]:
         return [
@@ -206,38 +219,49 @@ class SlotMap:
         for start, end, address in ranges:
             owners[start : end + 1] = [address] * (end + 1 - start)
         self._owners = owners
-        self._nodes = list(dict.fromkeys([*(address for _, _, address in ranges), *self._client.start]))
+        # The nodes that the settings name come first: they lead to the cluster even if all others have moved, and
+        # another cluster may have the others' addresses by now.
+        self._nodes = list(dict.fromkeys([*self._client.start, *(address for _, _, address in ranges)]))
         self.stale = False
 
 
 class _Round:
-    """One round of asking the nodes, and the threads that wait for its end.
-
-    It ends by itself after some seconds, in case its thread was interrupted before it could end it.
-    """
+    """One round of asking the nodes, and the threads that wait for its end. It lasts for some seconds at most."""
 
     def __init__(self, seconds: float) -> None:
         self._over_at = monotonic() + seconds
         self._ended = False
-        self._waiting: deque[threading.Lock] = deque()
+        self._waiting: deque[threads.AutoResetEvent] = deque()
+        self.asked: set[Address] = set()
+        """The nodes that have neither replied nor failed."""
+        self.step = threads.AutoResetEvent()
+        """Set when a node has done so."""
+
+    @property
+    def left(self) -> float:
+        """How many seconds it still lasts at most."""
+        return self._over_at - monotonic()
 
     def goes_on(self) -> bool:
         """Whether its thread is still asking."""
-        return not self._ended and monotonic() < self._over_at
+        return not self._ended and self.left > 0
+
+    def note_reply(self, node: Address) -> None:
+        self.asked.discard(node)
+        self.step.set()
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, at most for a number of seconds."""
-        event = threading.Lock()  # only this thread waits for it
-        event.acquire()
+        event = threads.AutoResetEvent()
         self._waiting.append(event)
-        if self.goes_on():  # otherwise it might never be released
-            event.acquire(timeout=max(min(seconds, self._over_at - monotonic()), 0))
+        if self.goes_on():  # otherwise it might never be set
+            event.wait(min(seconds, self.left))
 
     def end(self) -> None:
         """End the round, and wake the threads that wait for it."""
         self._ended = True
         while self._waiting:
-            self._waiting.popleft().release()
+            self._waiting.popleft().set()
 
 
 # --- client -----------------------------------------------------------------------------------------------------------
@@ -289,16 +313,6 @@ class ClusterClient:
             self._params | {"url": _url_at(self._params["url"], address)}
         )
         return made
-
-    def ask_slots(self, address: Address) -> Sequence[Any]:
-        """Send CLUSTER SLOTS to a node, over a separate connection; see ``Ask``."""
-        node_pool = self.make_pool(address)
-        node_pool.connection_kwargs |= {"socket_timeout": ASK_WITHIN, "socket_connect_timeout": ASK_WITHIN}
-        client: Any = redis.Redis(connection_pool=node_pool)
-        try:
-            return client.execute_command("CLUSTER SLOTS", NEVER_DECODE=True)  # type: ignore[no-any-return]
-        finally:
-            node_pool.disconnect()
 
     def disconnect(self) -> None:
         """Close open connections."""
