@@ -4,9 +4,11 @@ A broker delivers a message again if its worker died, and if it was not acknowle
 if it still runs or waits in a worker. So a message that finds its lock taken is not left unacknowledged: it is sent
 again as a copy that starts later, and then acknowledged. The server remembers by the task's id
 
-* that the task has succeeded (``rlock_done``), after how many of its own retries, and later that its outcome was
-  stored: a copy that is delivered after that ends at once, even if the outcome has expired. A further retry runs: a
-  ``__call__`` or a handler of the project may send it after the body has succeeded;
+* that the body has succeeded (``rlock_done``), after how many of the task's own retries; and later that Celery has done
+  everything that follows the body: it has stored the outcome, sent the callbacks and the rest of the chain, counted the
+  member of a chord, and called the handlers. Only then has the message succeeded: a later copy ends at once. A copy
+  that comes in between waits, and runs again if the process has died meanwhile: nobody else would do the rest. A
+  further retry runs: a ``__call__`` or a handler of the project may send it after the body has succeeded;
 * the pending copy (``rlock_copy``): any other copy ends at once.
 
 A copy is ``<retries>:<token>``, with a new token each time it is sent. It is sent first and recorded afterwards; until
@@ -27,18 +29,16 @@ from typing import Any
 
 from celery import Task
 from celery.app.task import Context
-from celery.backends.base import DisabledBackend
-from celery.exceptions import SoftTimeLimitExceeded
-from celery.states import READY_STATES
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu import Exchange, Queue
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
+from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import REMEMBERED, ScriptCall, run_flow
 from django_rlock._transport.registry import sync_driver
-from django_rlock._transport.worker import clean_up
+from django_rlock._transport.worker import SLOWEST_TICK, clean_up
 from django_rlock.locks.options import milliseconds
 from django_rlock.locks.redlock import AskTask, NoteTask
 from django_rlock.settings import get_settings
@@ -54,8 +54,8 @@ meanwhile."""
 MARKED_FOR = 3
 """How many visibility timeouts a success is remembered, unless the task sets a time."""
 SETTLING = 30.0
-"""How long a successful run may take to store its result, in seconds; after that its process is assumed to have
-died."""
+"""How long Celery may take after a successful body to finish the rest, in seconds; after that the process is assumed to
+have died."""
 PATIENCE = 1.0
 """How long to retry a record while Redis is unreachable, in seconds."""
 
@@ -71,7 +71,7 @@ CONTENT_TYPE = "rlock_content_type"
 SENT_BY_ITSELF = "rlock_sent_by_itself"
 """Set in the request of a run that sent a message with its own id, and not as a retry: success does not end that."""
 SUCCEEDED = "rlock_succeeded"
-"""Set in the request of a run whose success was recorded, or may have been: its delivery."""
+"""Set in the request of a run whose body's success was recorded, or may have been: its delivery."""
 SENT_AGAIN = "rlock_sent_again"
 """Set in the request of a run whose message was sent again."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
@@ -83,7 +83,7 @@ class Standing(enum.Enum):
     """The state of a delivery, given the record of its task."""
 
     COUNTS = "it will run"
-    SETTLING = "its task has succeeded, and may be about to store its result"
+    SETTLING = "its body has succeeded, and its result may be about to be stored"
     DONE = "its task has succeeded"
     SUPERSEDED = "another copy is pending"
 
@@ -165,15 +165,12 @@ class Delivery:
     def standing(self) -> Standing:
         """Read, by one command, what to do with the delivery. Raises LockUnavailableError if Redis is unreachable."""
         question = AskTask(str(self._task.name), scripts.TASK_READ, self._keys, (self.retries,))
-        marked_ms, copy, is_stored = run_call(self._using, question)
+        marked_ms, copy, is_done = run_call(self._using, question)
         self._known = copy.decode()
-        if marked_ms >= 0:
-            # The body has succeeded; its process may have died before it stored the outcome.
-            age = self._marked_for - marked_ms / 1000
-            if is_stored or self._outcome_is_stored():
-                return Standing.DONE
-            if age < SETTLING:
-                return Standing.SETTLING
+        if is_done:
+            return Standing.DONE
+        if marked_ms >= 0 and self._marked_for - marked_ms / 1000 < SETTLING:
+            return Standing.SETTLING
         return Standing.COUNTS if self._counts(self._known) else Standing.SUPERSEDED
 
     def _counts(self, known: str) -> bool:
@@ -191,26 +188,6 @@ class Delivery:
         """Whether Celery stores the outcome; the message's option takes precedence over the task's."""
         ignored = vars(self.message).get("ignore_result")
         return not (self._task.ignore_result if ignored is None else ignored)
-
-    def _outcome_is_stored(self) -> bool:
-        """Whether the outcome is stored, or will never be stored."""
-        if not self._leaves_outcome:
-            return True
-        backend: Any = self._task.backend
-        try:
-            return backend.get_task_meta(self.message.id, cache=False)["status"] in READY_STATES
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception:  # noqa: BLE001 - each backend has its own errors
-            return False  # a later delivery asks again
-
-    @property
-    def _leaves_outcome(self) -> bool:
-        """Whether the outcome can later be read from the backend."""
-        backend: Any = self._task.backend
-        if not self.keeps_outcome or isinstance(backend, DisabledBackend):
-            return False
-        return not backend.as_uri().startswith("rpc:")  # which delivers outcomes and does not store them
 
     # --- what is noted -----------------------------------------------------------------------------------------------
 
@@ -232,26 +209,29 @@ class Delivery:
         return f"{self.retries}.{uuid.uuid4().int}"  # as a decimal: version 0.1.0 compares it to a number of retries
 
     def note_success(self) -> None:
-        """Record the success, so that later copies end at once."""
+        """Record that the body has succeeded, so that no copy runs while Celery does what follows."""
         setattr(self.message, SUCCEEDED, self)
-        run_call(self._using, self._note_done(self._success, milliseconds(self._marked_for)))
+        run_call(self._using, self._noting(scripts.TASK_DONE, self._success, milliseconds(self._marked_for)))
 
-    def note_stored(self) -> None:
-        """Record in the background that the outcome was stored. If that fails, copies look for the outcome itself."""
-        if self._leaves_outcome:
-            call = self._note_done(f"+{self._success}", milliseconds(self._marked_for))
-            clean_up(self._using, call, monotonic() + self._marked_for)
+    def note_done(self) -> None:
+        """Record in the background that nothing is left to do, so that later copies end at once."""
+        call = self._noting(scripts.TASK_FINISH, milliseconds(self._marked_for), f"+{self._success}")
+        now = monotonic()
+        # The worker is about to acknowledge the message. So the record can wait to be sent with others, unless a copy
+        # may exist already.
+        begins_by = 0.0 if self.may_be_a_copy else now + SLOWEST_TICK
+        clean_up(self._using, call, now + self._marked_for, begins_by=begins_by)
 
     def forget_success(self) -> None:
         """Forget the success before the broker delivers the message again. Raises LockUnavailableError if Redis is
         unreachable; then the success is forgotten later."""
-        call = self._note_done(self._success, 0)
+        call = self._noting(scripts.TASK_DONE, self._success, 0)
         # A late copy of note_success() may be executed after this call, so the call is repeated.
         clean_up(self._using, call, monotonic() + REMEMBERED, again=True)
         run_call(self._using, call)
 
-    def _note_done(self, value: str, ms: int) -> ScriptCall:
-        return NoteTask(str(self._task.name), scripts.TASK_DONE, self._keys[:1], (value, ms))
+    def _noting(self, script: Script, *args: str | int) -> ScriptCall:
+        return NoteTask(str(self._task.name), script, self._keys[:1], args)
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
         """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""

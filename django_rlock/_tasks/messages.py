@@ -97,8 +97,10 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
         if delivery is not None:
             _run_again(task, delivery)
         return
-    if state == SUCCESS and delivery is not None:
-        delivery.note_stored()
+    if (
+        state == SUCCESS and delivery is not None and sys.exc_info()[1] is None
+    ):  # else something that follows has failed
+        delivery.note_done()
     if state is None:  # the process is ending, or Celery has failed: the main process decides
         return
     if RESERVATION in known and hasattr(task, "_rlock") and (reservation := Reservation.of_request(task, task.request)):

@@ -350,14 +350,15 @@ class IdleConnections:
         """Nothing to do: the interpreter closes the connections."""
 
 
-def clean_up(using: str, call: ScriptCall, until: float, again: bool = False) -> None:
+def clean_up(using: str, call: ScriptCall, until: float, again: bool = False, begins_by: float = 0.0) -> None:
     """Let the background thread run a call until it succeeds or the monotonic time ``until`` has come.
 
-    ``again`` repeats it until then even after success, for a command that may still be executed after it.
+    ``again`` repeats it until then even after success, for a command that may still be executed after it. It begins at
+    once, or by the monotonic time ``begins_by``, together with other calls.
     """
     its = worker(using)
     its.jobs[CleanUps].inbox.append(CleanUp(call, until, AGAIN_AFTER if again else 0.0))
-    its.wake()
+    its.wake_by(begins_by)
 
 
 add_job(CleanUps)

@@ -265,8 +265,8 @@ class AskHolders(Question):
 
 
 class AskTask(Question):
-    """Returns the record of a task: its success, and whether its outcome was stored, as known to any node; and the next
-    copy if a quorum agrees on it.
+    """Returns the record of a task: its success, and whether what follows the body is done, as known to any node; and
+    the next copy if a quorum agrees on it.
     """
 
     def outcome(self, votes: VoteTally) -> list[Any]:

@@ -32,7 +32,8 @@ BEYOND = 1.1, 1.6
 FROM_WORKERS = b"LPUSH", b"HDEL", b"ZREM"
 """What workers send to the broker: a new message, or an acknowledgement."""
 FOR_LOCKS: list[Script | bytes] = [
-    scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE, scripts.TASK_READ, scripts.TASK_DONE, scripts.TASK_EXPECT,
+    scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE,
+    scripts.TASK_READ, scripts.TASK_DONE, scripts.TASK_FINISH, scripts.TASK_EXPECT,
 ]  # fmt: skip
 
 

@@ -180,6 +180,11 @@ def lasts(self, log, gated=False):
     return work(self, log, gated)
 
 
+@locked(acks_late=True, ignore_result=True, **soon)
+def lasts_and_keeps_nothing(self, log, gated=False):
+    return work(self, log, gated)
+
+
 @locked(acks_late=True, lock_retry_delay=LATER, lock_retry_max_delay=LATER)
 def lasts_and_is_late(self, log):
     """Its copies come later than a test reads and forgets its result."""

@@ -494,6 +494,14 @@ def note_success(strike: Strike) -> None:
     send(task_call(scripts.TASK_DONE, "1.3", 60_000))
 
 
+@story(scripts.TASK_FINISH)
+def note_end(strike: Strike) -> None:
+    """What follows the body of a task is done, and later what follows the body of its retry."""
+    strike()
+    send(task_call(scripts.TASK_FINISH, 60_000, "+0.1"))
+    send(task_call(scripts.TASK_FINISH, 60_000, "+1.2"))
+
+
 @story(scripts.TASK_EXPECT)
 def expect_copy(strike: Strike) -> None:
     """A copy of a message is expected, and then the one that comes after it."""

@@ -50,6 +50,7 @@ OTHER_KEYS = {
     "write_withdraw": [WRITERS, RW_CHANNEL],
     "task_read": list(keys.task_keys("rlock:", "id")),
     "task_done": list(keys.task_keys("rlock:", "id")[:1]),
+    "task_finish": list(keys.task_keys("rlock:", "id")[:1]),
     "task_expect": list(keys.task_keys("rlock:", "id")[1:]),
     "counter_read": [KEY],
     "semaphore_acquire": [KEY, REQUESTS],

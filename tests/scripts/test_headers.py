@@ -11,17 +11,16 @@ from django_rlock._redis.scripts import Script
 
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
-    "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry", "java_queue",
-    "lease", "limited_refusal", "move_reservation", "multi_sides", "owns", "permit_reclaim", "publish_always",
-    "publish_both",
-    "read_hold", "read_holds", "read_leave", "read_refusal", "token", "voter", "write_hold", "write_leave",
-    "write_waiters",
+    "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry",
+    "java_queue", "lease", "limited_refusal", "move_reservation", "multi_sides", "note_success", "owns",
+    "permit_reclaim", "publish_always", "publish_both", "read_hold", "read_holds", "read_leave", "read_refusal",
+    "token", "voter", "write_hold", "write_leave", "write_waiters",
 }  # fmt: skip
 
-SEVERAL = {"fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1}
+SEVERAL = {"fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1, "task_finish": 1}
 """Scripts for any number of locks, and how many keys each lock has there; they come sort by sort."""
 
-SHARED = {"fair_heartbeat": 3, "lock_renew": 2}
+SHARED = {"fair_heartbeat": 3, "lock_renew": 2, "task_finish": 2}
 """Those with an owner for each lock, and how many arguments come before."""
 
 SORTED = {

@@ -17,10 +17,20 @@ def test_a_success_is_remembered_for_its_time(run):
     assert (KEPT - 10_000 < left <= KEPT, copy, stored) == (True, "", 0)
 
 
-def test_a_late_copy_of_a_success_does_not_forget_that_its_outcome_is_stored(run):
-    for value in ("0", "+0", "0"):
-        assert run(scripts.TASK_DONE, value, KEPT) == 1
+def test_a_late_copy_of_a_success_does_not_forget_that_the_rest_is_done(run):
+    assert run(scripts.TASK_DONE, "0.1", KEPT) == 1
+    assert run(scripts.TASK_FINISH, KEPT, "+0.1") == 1
+    assert run(scripts.TASK_DONE, "0.1", KEPT) == 1
     assert run(scripts.TASK_READ, 0)[2] == 1
+
+
+def test_many_tasks_are_done_by_one_command(redis_client):
+    names = ["rlock_done:{rlock:1}", "rlock_done:{rlock:2}", "rlock_done:{rlock:3}"]
+    redis_client.set(names[2], "+1.7")
+    values = ["+0.1", "+2.2", "+0.3"]
+    assert redis_client.eval(scripts.TASK_FINISH.source, 3, *names, "nonce", KEPT, *values) == ["nonce", 1, 1, 1]
+    assert redis_client.mget(names) == ["+0.1", "+2.2", "+1.7"]
+    assert KEPT - 10_000 < redis_client.pttl(names[0]) <= KEPT
 
 
 def test_a_success_does_not_settle_the_retries_that_come_after_it(run):

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.task import Context
 from celery.app.trace import build_tracer
-from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import denied_join_result
 from django.db import transaction
 from kombu.utils.json import dumps
@@ -24,7 +22,6 @@ from django_rlock import (
     distributed_lock,
     rlock,
 )
-from django_rlock._tasks.deliveries import Delivery
 from django_rlock._tasks.holders import tasks_among
 from django_rlock._tasks.runs import locks_held
 from django_rlock._transport.identity import thread_owner
@@ -447,19 +444,6 @@ def test_a_message_is_sent_anew_although_its_state_cannot_be_stored(app, make, h
     assert outcome.info.state == "RETRY"
     with app.connection_for_read() as connection:
         assert connection.SimpleQueue("anew").get(timeout=UNTIL_SERVED).headers["id"] == "1"
-
-
-def test_soft_time_limit_while_the_outcome_is_read_ends_the_task(app, make, monkeypatch):
-    """Else the body of a task that has succeeded would run again, and without the limit."""
-    app.conf.result_backend = "cache+memory://"
-
-    def be_interrupted(*_, **__):
-        raise SoftTimeLimitExceeded
-
-    task = make(lambda self: "ran")
-    monkeypatch.setattr(task.backend, "get_task_meta", be_interrupted)
-    with pytest.raises(SoftTimeLimitExceeded):
-        Delivery(task, Context(id="1"), "default", None)._outcome_is_stored()
 
 
 class Based(LockedTask[..., Any]):

@@ -6,11 +6,11 @@
 -- ARGV[2]  how often the task itself had retried when the reading message was sent
 --
 -- Returns {nonce, how long its success is still remembered in ms, or -2 if no success after that many retries or more
--- is known, the copy or '', 1 if its outcome was stored, otherwise 0}.
+-- is known, the copy or '', 1 if what follows it is done as well, otherwise 0}.
 
-local stored, retries = string.match(redis.call('get', KEYS[1]) or '', '^(%+?)(.*)$')
+local done, retries = string.match(redis.call('get', KEYS[1]) or '', '^(%+?)(.*)$')
 local copy = redis.call('get', KEYS[2]) or ''
 if (tonumber(retries) or math.huge) < tonumber(ARGV[2]) then
     return {ARGV[1], -2, copy, 0}
 end
-return {ARGV[1], redis.call('pttl', KEYS[1]), copy, stored == '+' and 1 or 0}
+return {ARGV[1], redis.call('pttl', KEYS[1]), copy, done == '+' and 1 or 0}
