@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any, cast
@@ -164,6 +164,10 @@ def makes_its_own(pool: Any) -> bool:
     """Whether a project's class of pools makes connections in another way than redis-py's."""
     ways = type(pool).make_connection, type(pool).get_connection
     return not all(way.__module__.startswith("redis.") for way in ways)
+
+
+def without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:

@@ -233,8 +233,7 @@ class Connection:
 
     ``next_reply`` returns the next reply of the bytes that have been received, or INCOMPLETE.
 
-    A connection that was idle for long ``is_doubted``: its next reply must begin soon; otherwise the connection is
-    broken.
+    A connection that was idle for long ``is_doubted``: unless its next reply begins soon, the connection is broken.
     """
 
     is_plain: bool

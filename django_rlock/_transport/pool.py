@@ -7,7 +7,7 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from redis.sentinel import MasterNotFoundError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import connection_end_in, ends_connection, is_demotion
-from django_rlock._core.redis_py import connection_of, makes_its_own, prepared, take_socket
+from django_rlock._core.redis_py import connection_of, makes_its_own, prepared, take_socket, without
 from django_rlock._core.text import hide_secrets, shown
 from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
 from django_rlock._transport.connection import (
@@ -383,10 +383,6 @@ class Source:
         pool.reset()
         pool.connection_class = prepared(pool.connection_class, prepare)
         return connection_of(pool)
-
-
-def without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
 
 
 def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:

@@ -27,11 +27,11 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from django_rlock._core.process import Owned, is_test, owned_table, remembered
-from django_rlock._core.redis_py import database_named, own_client, primary_url, refuse_unusable, server_error
+from django_rlock._core.redis_py import database_named, own_client, primary_url, refuse_unusable, server_error, without
 from django_rlock._core.text import redacted
 from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, ClusterFactory, SlotMap
 from django_rlock._transport.connection import ErrorReply
-from django_rlock._transport.pool import OF_ONE_POOL, UNSET_TIMEOUT, Server, Source, limits, without
+from django_rlock._transport.pool import OF_ONE_POOL, UNSET_TIMEOUT, Server, Source, limits
 from django_rlock.settings import (
     DEFAULT_ALIAS,
     EMBEDDED,
