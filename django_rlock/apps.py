@@ -4,6 +4,7 @@ import sys
 
 from django.apps import AppConfig
 from django.core import checks
+from django.db.models.signals import pre_save
 from django.utils.translation import gettext_lazy as _
 
 from django_rlock._core.process import end
@@ -17,6 +18,7 @@ class RLockConfig(AppConfig):
     def ready(self) -> None:
         from django_rlock import inspection  # noqa: F401 - it registers itself, and the reports with it
         from django_rlock._tasks.checks import check_tasks
+        from django_rlock._web.reads import warn_of_old_values
         from django_rlock.checks import check_aliases, check_deployment, check_routes, check_settings, warn_inside_uwsgi
 
         checks.register(check_settings, checks.Tags.caches)
@@ -24,6 +26,7 @@ class RLockConfig(AppConfig):
         checks.register(check_routes, checks.Tags.urls)
         checks.register(check_aliases)
         checks.register(check_tasks)
+        pre_save.connect(warn_of_old_values, dispatch_uid="django_rlock._web.reads")
         warn_inside_uwsgi()
         if "sentry_sdk" in sys.modules:
             from django_rlock.metrics import leave_breadcrumbs

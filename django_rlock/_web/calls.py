@@ -14,11 +14,22 @@ from typing import Any, Literal, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db.models import Model
 from django.http import HttpResponse
 
 from django_rlock._transport.identity import thread_owner
-from django_rlock._web.http import LOCK_ERRORS, UNREPORTED, answer, keep_for_response, refusal, reported, request_of
-from django_rlock._web.keytemplates import Arguments, KeyTemplate
+from django_rlock._web.http import (
+    LOCK_ERRORS,
+    UNREPORTED,
+    answer,
+    keep_for_response,
+    plain_request,
+    refusal,
+    reported,
+    request_of,
+)
+from django_rlock._web.keytemplates import Arguments, KeyTemplate, names_user
+from django_rlock._web.reads import read_unprotected, unread_user, watched
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
 from django_rlock.locks import BaseLock, Duration, rlock
 from django_rlock.locks.holds import HOLDS
@@ -201,6 +212,8 @@ class LockedCall:
         placeholders = [placeholder for template in templates for placeholder in template.placeholders]
         # Reading attributes may query the database.
         self.reads_attributes = any(placeholder.path for placeholder in placeholders)
+        # A function that names locks may read the user, too.
+        self.may_read_user = not self._keeps_locks or any(map(names_user, placeholders))
         self._constant: Names | None = None
         if self._keeps_locks and not placeholders:
             self._constant = tuple([(template.render({}), template.source) for template in templates])
@@ -213,20 +226,25 @@ class LockedCall:
             with in_transactions(aliases):
                 return self.func(*args, **kwargs)
         with UNREPORTED if request is None else reported(request):
-            lock = self._lock(request, self._names(request, args, kwargs))
+            read: list[Any] = []
+            user = unread_user(request and plain_request(request), read) if self.may_read_user else None
+            lock = self._lock(request, self._names(request, args, kwargs, read))
             section = Section(lock)
             self._warn_inside_transaction(lock, request)
+            instances = read and read_unprotected(read)
             try:
                 with section:
+                    if user is not None:
+                        user.forget()
                     if aliases:
                         # acquire, BEGIN, body, check, COMMIT, release: the next owner must read the committed rows.
                         # See docs/transactions.md.
                         with in_transactions(aliases):
-                            result = self._call(lock, args, kwargs)
+                            result = self._call(lock, args, kwargs, instances)
                             ensure_owned((*AROUND.get(), lock))
                         section.is_committed = open_database() is None
                     else:
-                        result = self._call(lock, args, kwargs)
+                        result = self._call(lock, args, kwargs, instances)
                     if request is not None:
                         # A streaming response, or a response that is not rendered yet, releases its lock itself.
                         section.left = keep_for_response(lock, result)
@@ -243,11 +261,16 @@ class LockedCall:
         if condition is not None and not condition(*args, **kwargs):
             return await self.func(*args, **kwargs)
         with UNREPORTED if request is None else reported(request):
-            lock = self._lock(request, await self._anames(request, args, kwargs))
+            read: list[Any] = []
+            user = unread_user(request and plain_request(request), read) if self.may_read_user else None
+            lock = self._lock(request, await self._anames(request, args, kwargs, read))
             section = Section(lock)
+            instances = read and read_unprotected(read)
             try:
                 async with section:
-                    result = await self.func(*args, **kwargs)
+                    if user is not None and user.is_read:
+                        await sync_to_async(user.read_again)()
+                    result = await self._acall(args, kwargs, instances)
                     if request is not None:
                         section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
@@ -255,8 +278,11 @@ class LockedCall:
                 return await result if inspect.isawaitable(result) else result
             return result
 
-    def _call(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[Model] = ()) -> Any:
         """Call the function. A decorator below that opens the transactions gets the locks around it, to check them."""
+        if read:
+            with watched(read, self.func):
+                return self._call(lock, args, kwargs)
         around = AROUND.get()
         if not self.encloses and not around:
             return _checked(self.func(*args, **kwargs))
@@ -267,36 +293,49 @@ class LockedCall:
         finally:
             AROUND.set(around)
 
-    def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:
+    async def _acall(self, args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[Model]) -> Any:
+        if not read:
+            return await self.func(*args, **kwargs)
+        with watched(read, self.func):
+            return await self.func(*args, **kwargs)
+
+    def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], read: list[Any]) -> Names:
         if self._constant is not None:
             return self._constant
         names: list[tuple[str, str]] = []
         for template in self.options.templates:
             if isinstance(template, KeyTemplate):
-                names.append((self._rendered(template, request, args, kwargs), template.source))
+                names.append((self._rendered(template, request, args, kwargs, read), template.source))
             else:
+                read += [*args, *kwargs.values()]
                 named = template(*args, **kwargs)
                 several = [named] if isinstance(named, str) or not isinstance(named, Iterable) else named
                 names += [(name, "") for name in several]
         return tuple(names)
 
-    def _rendered(self, template: KeyTemplate, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    def _rendered(
+        self,
+        template: KeyTemplate,
+        request: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        read: list[Any],
+    ) -> str:
         values = self.arguments.of_call(args, kwargs)
         if request is None:
-            return template.render(values)
+            return template.render(values, read)
         try:
-            return template.render({**values, "request": request})
+            return template.render({**values, "request": request}, read)
         except KeyTemplateError as error:
             if "request" not in template.names:
                 raise
             # The request lacks a value that the lock's name needs. One traceback is enough for the log.
-            names_user = any(each.root == "request" and each.path[:1] == ("user",) for each in template.placeholders)
-            raise refusal(request, str(error), names_user) from None
+            raise refusal(request, str(error), any(map(names_user, template.placeholders))) from None
 
-    async def _anames(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Names:
+    async def _anames(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], read: list[Any]) -> Names:
         if self.reads_attributes:
-            return await sync_to_async(self._names)(request, args, kwargs)
-        return self._names(request, args, kwargs)
+            return await sync_to_async(self._names)(request, args, kwargs, read)
+        return self._names(request, args, kwargs, read)
 
     def _lock(self, request: Any, names: Names) -> BaseLock:
         """The lock for these names. Locks are stateless, so it is kept for calls with the same names."""

@@ -61,12 +61,13 @@ class _Placeholder(NamedTuple):
     def needs(self) -> str:
         return "request" if self.path and self.root in FROM_REQUEST else self.root
 
-    def render(self, namespace: Mapping[str, Any], colon: str) -> str:
+    def render(self, namespace: Mapping[str, Any], colon: str, read: list[Any]) -> str:
         try:
             value = namespace[self.root] if self.root in namespace else self._from_request(namespace)
             for segment in self.path:
+                read.append(value)
                 value = step(value, segment)
-            return converted(self.converter, value) if self.converter else encoded(value, colon)
+            return converted(self.converter, value) if self.converter else encoded(value, colon, read)
         except MissingError as missing:
             if self.optional:
                 return ""
@@ -81,6 +82,11 @@ class _Placeholder(NamedTuple):
         if self.needs not in namespace:
             raise MissingError(f"is missing: there is no {self.needs!r}")
         return FROM_REQUEST[self.root](namespace["request"])
+
+
+def names_user(placeholder: _Placeholder) -> bool:
+    """Whether a placeholder reads the user of the request."""
+    return placeholder.root == "request" and placeholder.path[:1] == ("user",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +121,15 @@ class KeyTemplate:
         colon = ":" if all(text - VALUE_CHARS - {":"} for text in separators) else "%3a"
         return cls(source, names, literals, placeholders, colon)
 
-    def render(self, namespace: Mapping[str, Any]) -> str:
+    def render(self, namespace: Mapping[str, Any], read: list[Any] | None = None) -> str:
         """Return the key for these arguments. Raises KeyTemplateError if a value is missing or cannot be part of a key.
 
-        Exceptions from properties pass through, except ``AttributeError``: they are not the template's fault.
+        The objects on the way to its values are added to ``read``. Exceptions from properties pass through, except
+        ``AttributeError``: they are not the template's fault.
         """
-        colon = self._colon
+        colon, read = self._colon, [] if read is None else read
         try:
-            key = self._format % tuple([each.render(namespace, colon) for each in self.placeholders])
+            key = self._format % tuple([each.render(namespace, colon, read) for each in self.placeholders])
         except RefusedError as refused:
             text = check_names(self, namespace, "the call") or f"{self.source}: {refused}"
             raise KeyTemplateError(text, template=self.source) from refused.__cause__

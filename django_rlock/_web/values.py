@@ -101,7 +101,7 @@ def _kind(value: Any) -> str:
     return str(value.__class__.__name__)
 
 
-def encoded(value: Any, colon: str) -> str:
+def encoded(value: Any, colon: str, read: list[Any]) -> str:
     if type(value) is str and _is_plain(value):  # nearly every value is one of these two
         return value
     if type(value) is int:
@@ -109,7 +109,10 @@ def encoded(value: Any, colon: str) -> str:
     from django.db.models import Model
 
     value = _present(value)
-    return _instance(value, colon) if isinstance(value, Model) else _quote(_text(value))
+    if not isinstance(value, Model):
+        return _quote(_text(value))
+    read.append(value)
+    return _instance(value, colon)
 
 
 def _instance(instance: Any, colon: str) -> str:
