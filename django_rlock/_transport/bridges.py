@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from opcode import opmap
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -352,6 +353,8 @@ _LOOPS = {
 """The functions of these modules that a pool's thread runs as long as it lives."""
 _METHODS = f"{__package__}.calls", f"{__package__.partition('.')[0]}.locks."
 """The beginnings of the names of modules between a call of a lock's method and this one."""
+_CACHE, _RETURN, _INSTRUCTION = opmap.get("CACHE"), opmap["RETURN_VALUE"], 2
+"""Two opcodes, and the size of an instruction in bytes."""
 
 
 class Job:
@@ -403,14 +406,14 @@ def running_job(owner: Owner) -> Job | None:
     Raises RuntimeError if the job consists of the call of a lock's method alone.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_METHODS):
+    while frame is not None and _only_passes_on(frame):
         frame = frame.f_back
     if frame is not None and frame.f_globals.get("__name__") in _RUNNERS:
         raise RuntimeError(
             "A lock was to be taken by a job of a thread pool that does nothing else, as sync_to_async(lock.acquire), "
-            "to_thread(lock.acquire) and submit(lock.acquire) are: the pool's thread would own the lock, and goes on "
-            "with other jobs. Give the pool a function with the whole block, 'with lock:', or await lock.aacquire(), "
-            "or give the lock an owner=."
+            "to_thread(lambda: lock.acquire()) and submit(lock.acquire) are: the pool's thread would own the lock, and "
+            "goes on with other jobs. Give the pool a function with the whole block, 'with lock:', or await "
+            "lock.aacquire(), or give the lock an owner=."
         )
     job: Job | None = owner.job
     if job is None or job.is_over or not job.tells:
@@ -420,6 +423,19 @@ def running_job(owner: Owner) -> Job | None:
         if job is None or job.is_over:
             job = owner.job = Job(*jobs[0]) if jobs else None
     return job
+
+
+def _only_passes_on(frame: FrameType) -> bool:
+    """Whether a frame of a lock's method or of the project does nothing more than to return what it has called."""
+    name = str(frame.f_globals.get("__name__"))
+    return name.startswith(_METHODS) or (name not in _RUNNERS and _returns_next(frame))
+
+
+def _returns_next(frame: FrameType) -> bool:
+    code, at = frame.f_code.co_code, frame.f_lasti + _INSTRUCTION
+    while code[at] == _CACHE:  # belongs to the call
+        at += _INSTRUCTION
+    return code[at] == _RETURN
 
 
 def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType | None]]:

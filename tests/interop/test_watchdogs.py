@@ -18,7 +18,10 @@ LASTING_MS = int(LASTING * 1000)
 
 
 def try_for_long(lock):
-    return lock.acquire(wait_time=LASTING)
+    taken = lock.acquire(wait_time=LASTING)
+    if taken:
+        lock.release()
+    return taken
 
 
 @pytest.mark.lengthy

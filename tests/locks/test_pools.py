@@ -29,7 +29,8 @@ def lock(request):
 
 
 def take(lock) -> bool:
-    return lock.acquire()
+    """Whether it was taken. To return just that would be refused."""
+    return lock.acquire() is True
 
 
 def visit(lock) -> int:
@@ -77,15 +78,73 @@ async def by_executor(call):
 WAYS = [by_sync_to_async, by_another_thread, by_context, by_to_thread, by_executor]
 
 
-@pytest.mark.parametrize("run", [asyncio.run, lambda coro: async_to_sync(lambda: coro)()], ids=["run", "async_to_sync"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", ["acquire", "__enter__"])
-@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
-def test_a_job_that_only_takes_a_lock_is_refused(redis_client, run, way, method):
-    call = getattr(FairLock("stock:42"), method)
+def by_lambda(lock):
+    return lambda: lock.acquire(wait_time=3)
+
+
+def by_function(lock):
+    def take(*, wait_time=3) -> bool:
+        """It is the last thing that it does."""
+        mine = lock
+        return mine.acquire(wait_time=wait_time)
+
+    return take
+
+
+def by_nested_functions(lock):
+    return lambda: by_function(lock)(wait_time=1)
+
+
+def by_partial(lock):
+    return partial(by_lambda(lock))
+
+
+def by_block(lock):
+    def enter() -> object:
+        return lock.__enter__()
+
+    return enter
+
+
+SPELLINGS = [by_lambda, by_function, by_nested_functions, by_partial, by_block]
+
+
+@pytest.mark.parametrize("way", [*WAYS, "anyio"], ids=lambda way: getattr(way, "__name__", way))
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_job_that_returns_what_it_takes_is_refused(redis_client, way, spelling):
+    """``run_in_executor()`` takes no keywords, so everybody writes a lambda."""
     with pytest.raises(RuntimeError, match=REFUSED):
-        run(way(call))
+        asyncio.run((by_anyio if way == "anyio" else way)(spelling(FairLock("stock:42"))))
     assert not redis_client.keys("*stock:42*")
+
+
+@pytest.mark.parametrize("make", [ThreadPool, ThreadPoolExecutor])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_job_of_a_pool_that_returns_what_it_takes_is_refused(redis_client, make, spelling):
+    with make(1) as pool, pytest.raises(RuntimeError, match=REFUSED):
+        list(pool.map(lambda each: spelling(each)(), [FairLock("stock:42")]))
+    assert not redis_client.keys("*stock:42*")
+
+
+def test_a_job_that_works_on_after_a_helper_has_taken_the_lock_is_not_refused(redis_client, pool):
+    def work() -> bool:
+        assert by_nested_functions(stock)()
+        try:
+            return by_lambda(stock)() and bool(redis_client.exists("rlock:stock:42"))
+        finally:
+            stock.release()
+            stock.release()
+
+    stock = FairLock("stock:42")
+    assert pool.submit(work).result()
+    assert asyncio.run(asyncio.to_thread(work))
+    assert not redis_client.exists("rlock:stock:42")
+
+
+def test_a_lambda_outside_of_a_pool_may_take_a_lock():
+    lock = FairLock("stock:42")
+    assert by_lambda(lock)()
+    lock.release()
 
 
 def test_a_job_of_an_executor_that_only_takes_a_lock_is_refused(redis_client, pool, lock):
