@@ -111,7 +111,7 @@ class FairLock:
         return client.age
 
     def next_number(self, client: Client) -> int:
-        """The owner id after one whose commands may come late."""
+        """The owner id of the next attempt: commands under earlier ones may come late."""
         return client.number + 1
 
     def undo(self, name: Name) -> list[Message]:
@@ -144,7 +144,7 @@ class FairLock:
             yield "a tick passes", after
 
     def _gone(self, client: Client) -> Client:
-        return Client(number=self.next_number(client), command=client.command, attempts=client.attempts)
+        return Client(number=client.number, command=client.command, attempts=client.attempts)
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -230,9 +230,7 @@ class FairLock:
         return (client._replace(doing=INSIDE, left=left), []) if left > 0 else (self._gone(client), self.undo(name))
 
     def _left(self, client: Client, name: Name) -> tuple[Client, list[Message]]:
-        if client.doubt:
-            return self._gone(client), self.undo(name)
-        return Client(number=client.number, command=client.command, attempts=client.attempts), []
+        return self._gone(client), self.undo(name) if client.doubt else []
 
     def _ask(self, client: Client, at: int) -> tuple[Client, list[Message]]:
         return self._send(client._replace(doing=ASKING, ticket=0), at, "try")
@@ -246,7 +244,8 @@ class FairLock:
         if client.doing == DEAD:
             return
         if client.doing == IDLE and client.attempts:
-            yield "asks", self._acted(state, at, *self._ask(client._replace(attempts=client.attempts - 1), at))
+            asking = client._replace(attempts=client.attempts - 1, number=self.next_number(client))
+            yield "asks", self._acted(state, at, *self._ask(asking, at))
         if client.doing == WAITING and state.again:
             yield "asks again", self._acted(state._replace(again=state.again - 1), at, *self._ask(client, at))
         if client.doing in {ASKING, WAITING, LEAVING}:
@@ -258,7 +257,7 @@ class FairLock:
         if client.doing == INSIDE:
             if client.left < self.renewed and not _renews(state, at, client):
                 yield "renews", self._acted(state, at, *self._send(client, at, "renew"))
-            leaving = client._replace(doing=LEAVING, left=0, doubt=client.doubt or _renews(state, at, client))
+            leaving = client._replace(doing=LEAVING, left=0)
             yield "releases", self._acted(state, at, *self._send(leaving, at, "release"))
         if state.crashes and client.doing != IDLE:
             crashed = state._replace(crashes=state.crashes - 1)
@@ -338,7 +337,7 @@ class DeadlineFromReply(FairLock):
 
 
 class NameUsedTwice(FairLock):
-    """The owner id stays, though commands under it may come late."""
+    """All attempts have the same owner id, though commands of earlier ones may come late."""
 
     def next_number(self, client: Client) -> int:
         return client.number

@@ -13,10 +13,12 @@ import pytest
 
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
+from django_rlock._transport.identity import Owner
 from django_rlock.locks import (
     acquire,
     attempt,
     counters,
+    expirable,
     fair,
     forced,
     groups,
@@ -46,6 +48,12 @@ def changed(place: Any, name: str, old: str, new: str) -> Mutate:
     return mutate
 
 
+def owner_ids_used_again(patch: pytest.MonkeyPatch) -> None:
+    """All attempts of an owner have the same owner id."""
+    new_id = Owner.new_id
+    patch.setattr(Owner, "new_id", lambda owner: owner.owner_id if hasattr(owner, "owner_id") else new_id(owner))
+
+
 def both(one: Mutate, other: Mutate) -> Mutate:
     """Without two protections that cover the same fault."""
 
@@ -60,7 +68,7 @@ def _users(function: Any) -> list[ModuleType]:
     """The modules that have a function under its name."""
     return [
         each
-        for each in (multi, groups, attempt, acquire, release, ownership, counters, forced, semaphore)
+        for each in (multi, groups, attempt, acquire, release, ownership, expirable, counters, forced, semaphore)
         if getattr(each, function.__name__, None) is function
     ]
 

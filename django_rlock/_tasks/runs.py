@@ -422,7 +422,6 @@ class _Surroundings:
         self.is_entered = True
         if self._label:
             self._owner.label = self._label
-            self._owner.renew_name()
         locks_held.set(self._inside)
         if self._about is not None:
             context.set(self._about)
@@ -442,7 +441,6 @@ class _Surroundings:
                 self._sweep()
             if self._label:
                 owner.label = former
-                owner.renew_name()
         if self._note is not None:
             erase(self._note)
         self.is_entered = False

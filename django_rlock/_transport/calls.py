@@ -184,7 +184,8 @@ def pack(call: ScriptCall, nonce: bytes, with_source: bool = False) -> bytes:
     """The call as the server reads it (RESP): by its script's digest, or with the source, for a server without it."""
     template, key, first = call.template, call.key, call.first
     end = template.end
-    owner = _kept_owner(first) if type(first) is str else _sized(_encoded(first))
+    first = first.encode() if type(first) is str else _encoded(first)
+    owner = b"\r\n$%d\r\n%b" % (len(first), first)  # and the end of the nonce
     if with_source or not end:
         return _packed_once(call, nonce, owner, with_source)
     packed_key = key.encode()
@@ -208,17 +209,6 @@ def _start(script: Script, keys: int, args: int, with_source: bool = False) -> b
     """The part of a command before its keys."""
     words = ("EVAL", script.source, keys) if with_source else ("EVALSHA", script.sha, keys)
     return b"*%d\r\n%b" % (3 + keys + args, pack_words(words))
-
-
-@lru_cache(maxsize=MOST_KEPT)
-def _kept_owner(owner: str) -> bytes:
-    """The first argument, if it is a string: an owner makes several calls."""
-    return _sized(owner.encode())
-
-
-def _sized(first: bytes) -> bytes:
-    """The first argument, and the end of the nonce."""
-    return b"\r\n$%d\r\n%b" % (len(first), first)
 
 
 def pack_command(*words: Argument) -> bytes:

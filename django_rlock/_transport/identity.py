@@ -1,8 +1,9 @@
 """The owner of a lock: a thread, a task or a greenlet of one process.
 
 In Redis an owner is ``<client id>:<number>``, plus ``:<label>`` if one is set (a Celery task's id). The client id is
-new in every process and after every fork. The number belongs to one thread, task or greenlet for its life and is never
-used again. Thread idents and ``id()`` are not used, because the system recycles them.
+new in every process and after every fork. The number belongs to one attempt to take a lock, and to the hold that it
+takes. In this process an owner has a number for its life. No number is used twice. Thread idents and ``id()`` are not
+used, because the system recycles them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any
 class Owner:
     """One thread, task or greenlet.
 
-    ``serial`` never changes. ``owner_id`` is the owner's name in Redis, which may change. ``caller_name`` is its name
-    in reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
+    ``serial`` never changes. ``owner_id`` is its name in Redis in its latest attempt. ``caller_name`` is its name in
+    reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is its job there.
     ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
@@ -70,21 +71,19 @@ class Owner:
         self.job = None
         self.is_calling = False
         self.label = ""
-        self.renew_name()
+        self.new_id()
 
     @property
     def ended(self) -> bool:
         """Whether the thread, task or greenlet has ended, so that it can no longer release anything."""
         return not self.is_alive()
 
-    def renew_name(self) -> None:
-        """Take a fresh owner id, so that late commands under the old one can do no harm.
-
-        Called when the outcome of a command is unknown, or when it was sent more than once: the command, or a copy of
-        it, may reach the server after later commands. A hold keeps the name under which it was taken. See rules 8 and
-        15 of docs/architecture.md.
+    def new_id(self) -> str:
+        """Draw the owner id of an attempt: no other attempt has it, so no command that comes late can touch another's
+        hold. See rules 8 and 15 of docs/architecture.md.
         """
-        self.owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
+        self.owner_id = owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
+        return owner_id
 
 
 class NamedOwner(Owner):
@@ -104,8 +103,9 @@ class NamedOwner(Owner):
         self.thread, self.task, self.job = 0, None, None
         self.in_pool = self.is_calling = False
 
-    def renew_name(self) -> None:
-        """Do nothing: the name is fixed. A grant that is not wanted ends when its lease expires."""
+    def new_id(self) -> str:
+        """The name, which is fixed. A grant that is not wanted ends when its lease expires."""
+        return self.owner_id
 
 
 class _Life:

@@ -244,6 +244,7 @@ on_exit("background", _leave_all)
 # --- calls that must succeed ------------------------------------------------------------------------------------------
 
 # Calls that a background thread sends until they succeed: undoing attempts that were given up, and late releases.
+# They may come after the owner has taken the lock again, because each attempt has its own owner id.
 #
 # They are sent together, many in a round. If a call undoes a command that may still be under way, or of which a copy
 # may be, it is sent again at growing intervals, until a lease taken by such a copy would have expired. So a command

@@ -20,7 +20,7 @@ from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
-from django_rlock.locks.records import BatchHold, Hold, Key, calling_line, key_of
+from django_rlock.locks.records import Hold, Key, calling_line, key_of
 from django_rlock.locks.release import check_keep, finish_later, release_at_job_end
 from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
 from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch
@@ -33,12 +33,13 @@ class AcquireRequest:
     ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
     (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
     acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
-    taken; otherwise the caller logs it.
+    taken; otherwise the caller logs it. ``owner_id`` is the owner id of a MultiLock's attempt, of which this is a part;
+    "" for a separate attempt, which draws a new owner id.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
 
-    __slots__ = ("failed", "lease", "logs", "once", "owner", "scoped", "wait")
+    __slots__ = ("failed", "lease", "logs", "once", "owner", "owner_id", "scoped", "wait")
 
     failed: Attempt
 
@@ -50,6 +51,7 @@ class AcquireRequest:
         scoped: int = 0,
         once: bool = False,
         logs: bool = True,
+        owner_id: str = "",
     ) -> None:
         self.owner = owner
         self.wait = wait
@@ -57,6 +59,7 @@ class AcquireRequest:
         self.scoped = scoped
         self.once = once or wait == 0
         self.logs = logs
+        self.owner_id = owner_id
 
     def lease_under(self, options: AliasSettings) -> float:
         """The lease to request from the server, in seconds."""
@@ -166,8 +169,8 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
         await _enter_again(lock, attempt, outer, request)
         return True
     while True:
-        # After a loss the owner has a new owner id, so late clean-up of the old hold cannot touch the new one.
-        attempt = Attempt(lock, driver, owner, owner.owner_id, lease, until)
+        # Each attempt has its own owner id, so no command of another attempt that comes late can touch its hold.
+        attempt = Attempt(lock, driver, owner, request.owner_id or owner.new_id(), lease, until)
         attempt.kind.begin(attempt, started)
         attempt.renewed = request.lease is None
         try:
@@ -178,17 +181,18 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
             if granted and _note_taken(lock, attempt, request, key, outer, started):
                 return True
             if granted or attempt.in_doubt:
-                abandon(lock, driver, owner, attempt.undo(), lease)
+                abandon(lock, driver, attempt.undo(), lease)
         except BaseException:
-            # The server may have executed the command, or may still: an unknown outcome is undone, under an owner id
-            # that is never used again (rule 8 of docs/architecture.md).
+            # The server may have executed the command, or may still: an unknown outcome is undone (rule 8 of
+            # docs/architecture.md).
             HOLDS.restore(key, outer)
-            abandon(lock, driver, owner, attempt.undo(), lease, attempt.in_doubt)
+            abandon(lock, driver, attempt.undo(), lease, attempt.in_doubt)
             raise
         give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
         if not granted or request.once or driver.now() >= give_up_at:
             request.failed = attempt
             return False
+        request.owner_id = ""
 
 
 def _note_taken(
@@ -203,8 +207,8 @@ def _note_taken(
         return False
     if outer is not None:
         hold.outlives(outer)
-    if attempt.in_doubt:
-        expect_copies(hold, attempt.lease)
+    if attempt.in_doubt:  # a copy that arrives after the end of the hold would take the lock
+        hold.late_lease = attempt.lease
         hold.asker = attempt.asker
     hold.scoped += request.scoped
     hold.line = calling_line()
@@ -228,14 +232,7 @@ async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request
     lease = max(attempt.lease, hold.deadline - driver.now())
     # The count is absolute, so the command may be executed twice (rule 1).
     call = attempt.acquire_call(hold.count + 1, lease)
-    try:
-        reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
-    except BaseException:
-        hold.owner.renew_name()
-        raise
-    # A copy that comes late finds the owner's next hold under another owner id (rule 15).
-    if call.sends > 1:
-        hold.owner.renew_name()
+    reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))
     if hold not in HOLDS:
         # Under a name that threads or tasks share: a release waited for this call, but not as long as it took.
         raise LockUnavailableError(
@@ -260,23 +257,14 @@ async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request
         raise
 
 
-def abandon(
-    lock: AbstractLock, driver: Driver, owner: Owner, undo: ScriptCall | None, lease: float, in_doubt: bool = True
-) -> None:
+def abandon(lock: AbstractLock, driver: Driver, undo: ScriptCall | None, lease: float, in_doubt: bool = True) -> None:
     """Clean up after an attempt that was given up: the server may have granted the lock, or may still grant it.
 
-    It is undone in the background, at any time, because the owner never uses that owner id again. A name chosen by
+    It is undone in the background, at any time, because no other attempt has its owner id. A name chosen by
     the caller cannot be changed: only its place in the queue is given up, if the kind has one, and a lock that was
     granted to it ends with its lease.
     """
     if undo is None:
         return
-    owner.renew_name()
     # Repeat this if the acquire, or a copy of it, may arrive after the first clean-up.
     clean_up(lock.using, undo, driver.now() + lease, again=in_doubt)
-
-
-def expect_copies(hold: Hold | BatchHold, lease: float) -> None:
-    """Record that a hold's acquire was sent more than once: a copy that arrives after its end would take the lock."""
-    hold.late_lease = lease
-    hold.owner.renew_name()

@@ -99,8 +99,7 @@ class Attempt(Candidate):
         """Try to take the lock. ``waiting`` also takes a place in the queue, for kinds that have one."""
         driver, kind, until = self.driver, self.kind, self.until
         if kind.fresh_names:
-            self.owner.renew_name()
-            self.owner_id = self.asker = self.owner.owner_id
+            self.owner_id = self.asker = self.owner.new_id()
         call = kind.acquire(self.lock, self.asker, 1, self.lease, waiting, self.beside)
         if until is not None:
             until = min(until, driver.now() + kind.patience)

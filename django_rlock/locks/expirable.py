@@ -31,6 +31,7 @@ from django_rlock.locks.counters import (
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.options import MILLISECOND, UNSET, Duration, duration, unknown_argument
+from django_rlock.locks.ownership import run_extension
 from django_rlock.locks.records import Hold, calling_line, key_of
 from django_rlock.locks.semaphore import PERMITS, PermitRequest, PermitSemaphore, packed, permit_keys, timed_out
 from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of, watch
@@ -427,20 +428,18 @@ class PermitExpirableSemaphore(PermitSemaphore):
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))
         lasts = math.inf if lease is None else lease
-        call, settle = [PERMITS.lease(self, each, lasts, mode) for mode in (EXTEND, SETTLE)]
+        call, settle = PERMITS.lease(self, each, lasts, EXTEND), partial(PERMITS.lease, self, each, lasts, SETTLE)
         terms = None if hold is None else hold.terms
         started = driver.now()
         try:
             if hold is not None:
                 hold.renewed = False  # or a renewal would replace the new lease
-            changed = await self._change(driver, call)
-            if call.sends > 1:
-                await self._change(driver, settle)
+            changed = (await run_extension(self, driver, each, call, settle))[1]
             if changed:
                 _note_lease(hold, permit, call.sent_at, lasts)
         except BaseException as error:
             if not is_refusal(error):
-                clean_up(self.using, settle, driver.now() + SENT_AGAIN)
+                clean_up(self.using, settle(), driver.now() + SENT_AGAIN)
             if hold is not None and terms is not None:
                 hold.restore(terms)
                 hold.deadline = min(hold.deadline, started + lasts)

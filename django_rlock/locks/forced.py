@@ -94,8 +94,6 @@ def _note_forced(hold: Hold, freed: bool, renewed: bool) -> None:
     if freed:
         hold.count = 0
         HOLDS.remove(hold)
-        # A renewal may be under way: under another owner id it cannot prolong the owner's next hold.
-        hold.owner.renew_name()
         free_behind(hold, hold.deadline)
         HOLDS.uncover_lost(hold)
     else:

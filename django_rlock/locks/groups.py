@@ -262,7 +262,7 @@ def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[AbstractLock]) ->
         return [whole]
     pieces: dict[object, dict[Held | None, AbstractLock]] = {}
     for lock, held in zip(locks, _records(locks, owner), strict=True):
-        # One script frees what one owner id holds on one server. After a late command an owner has another id.
+        # One script frees what one owner id holds on one server: what was taken by one attempt.
         together = held is not None and lock._kind.joins and _ends(held, now)
         place = (*place_of(lock), held.owner_id) if held is not None and together else id(lock)
         pieces.setdefault(place, {})[held] = lock
@@ -303,8 +303,6 @@ async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
         missing = await _send_release(driver, held, call)
     except BaseException as error:
         HOLDS.remove_group(held)  # the keys that an interruption left, too
-        # The command may still be executed, and must not free the owner's next hold (rule 8 of docs/architecture.md).
-        held.owner.renew_name()
         holds = held.members.values()
         clean_up(group.using, call, max(hold.deadline for hold in holds))
         for hold in holds:
@@ -334,7 +332,7 @@ async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> se
 
 def _note_freed(held: BatchHold, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
     # A hundred members that end as usual are counted by one step; anything to report concerns a member alone.
-    unusual = missing or call.sends > 1 or held.late_lease or held.renewing
+    unusual = missing or call.sends > 1 or held.late_lease
     if not unusual and not reports_release(held.group.locks[0], now - held.since):
         count_group(held, now)
         return []

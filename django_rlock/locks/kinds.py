@@ -208,7 +208,7 @@ class Kind(Generic[L]):
     writes: ClassVar[bool] = True
     """Whether an acquire writes to the server, so that replicas may have to confirm it."""
     fresh_names: ClassVar[bool] = False
-    """Whether each try needs a new owner id, because the clean-up of an earlier try may arrive later."""
+    """Whether each try of an attempt needs a new owner id, because the clean-up of an earlier try may arrive later."""
     hears_forced: ClassVar[bool] = True
     """Whether a process that holds it for long listens to forced releases."""
     patience: ClassVar[float] = math.inf

@@ -15,7 +15,7 @@ from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import acquire, forced, ownership
-from django_rlock.locks.acquire import AcquireRequest, expect_copies
+from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.groups import Grouping, LockGroup, Piece, held_of, pieces_of, release_all, singles
@@ -41,6 +41,8 @@ class AllOrNone:
     """One attempt at some ``locks``. ``taken`` are the locks that its owner already holds. ``lent`` are the holds among
     them that are renewed only until the owner has all locks. ``_begun`` are the locks whose release has begun, and
     ``_left`` is the number of locks whose block is no longer counted. ``until`` is when its time is up (None: never).
+
+    ``owner_id`` is the owner id under which the locks are taken; one script frees what one owner id holds on a server.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class AllOrNone:
         self.driver = driver
         self.request = request
         self.owner = request.owner
+        self.owner_id = request.owner.new_id()
         self.until = until
         self.taken: list[AbstractLock] = []
         self.lent: list[Hold] = []
@@ -64,10 +67,12 @@ class AllOrNone:
         while not taken and self._may_wait():
             # Nothing is held during this wait. The awaited member is kept while the others are tried.
             (awaited,) = [part for part in parts if part is self.request.failed.lock]
+            self.owner_id = self.owner.new_id()  # late commands of the former round must not touch this one
             if await self._take_alone(awaited, self.request.lease, self._time_left()):
                 others = [part for part in parts if part is not awaited]
                 taken = await self._all_or_none(self._take_at_once, Grouping(self.driver, others).pieces)
             if not taken and self._may_wait():
+                self.owner_id = self.owner.new_id()
                 taken = await self._all_or_none(self._take_in_order, parts, keep_for)
                 keep_for *= 2  # it may have been too short for a queue
         return taken
@@ -144,7 +149,7 @@ class AllOrNone:
     async def _take_alone(
         self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
     ) -> bool:
-        request = AcquireRequest(self.owner, wait, lease, self.request.scoped, once)
+        request = AcquireRequest(self.owner, wait, lease, self.request.scoped, once, owner_id=self.owner_id)
         taken = await acquire.take_serialized(lock, self.driver.at(lock.using), request)
         if taken:
             self.taken.append(lock)
@@ -154,7 +159,7 @@ class AllOrNone:
 
     async def _take_together(self, group: LockGroup) -> bool:
         driver, owner = self.driver.at(group.using), self.owner
-        owner_id, lease = owner.owner_id, self.request.lease_under(group.settings)
+        owner_id, lease = self.owner_id, self.request.lease_under(group.settings)
         first = group.locks[0]
         group.settings.check_kind(first.kind)
         call = group.acquire_call(owner_id, lease)
@@ -176,10 +181,11 @@ class AllOrNone:
             # A server that became a node of a cluster refuses keys of several slots, and executes nothing.
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
-            acquire.abandon(first, driver, owner, group.release_call(owner_id), lease)
+            acquire.abandon(first, driver, group.release_call(owner_id), lease)
             raise
         if call.sends > 1 or reply[1] == OK:
-            acquire.abandon(first, driver, owner, group.release_call(owner_id), lease)
+            acquire.abandon(first, driver, group.release_call(owner_id), lease)
+            self.owner_id = owner.new_id()
         # The fair lock's own script grants a free lock to its first waiter; this one must not overtake the queue.
         if reply[1] == QUEUED:
             return await self._take_each(group.locks)
@@ -192,8 +198,8 @@ class AllOrNone:
         return False
 
     def _note_taken(self, held: BatchHold, has_copies: bool) -> None:
-        if has_copies:
-            expect_copies(held, held.lease)
+        if has_copies:  # a copy that arrives after the end of the hold would take the locks
+            held.late_lease = held.lease
         HOLDS.put_group(held)
         watch_group(held)
         report_taken(held.group.locks, held.owner_id)
@@ -227,7 +233,7 @@ class AllOrNone:
 
     def _note_failed(self, lock: Named) -> Attempt:
         lease = self.request.lease_under(lock._settings)
-        self.request.failed = Attempt(lock, self.driver, self.owner, self.owner.owner_id, lease, self.until)
+        self.request.failed = Attempt(lock, self.driver, self.owner, self.owner_id, lease, self.until)
         return self.request.failed
 
     async def _level_leases(self, lease: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
-from django_rlock._transport.calls import Driver, ScriptCall
+from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError
@@ -95,7 +96,10 @@ async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> 
     terms, started = hold.terms, driver.now()
     try:
         hold.renewed = False  # or the watchdog would shorten the new lease
-        reply = await _run_extension(driver, call, hold, lease)
+        if hold.owner.is_named:
+            reply = await driver.run(call, started + RELEASE_PATIENCE)
+        else:
+            reply = await run_extension(lock, driver, hold.owner_id, call, partial(hold.lease_call, lease, SETTLE))
         if reply[1] != 0:
             hold.lease_from(call.sent_at, lease, renewed=False)
             watch(hold)
@@ -108,14 +112,38 @@ async def extend_hold(lock: Named, driver: Driver, hold: Hold, lease: float) -> 
     refuse_lost(hold, driver.now())
 
 
-async def _run_extension(driver: Driver, call: ScriptCall, hold: Hold, lease: float) -> list[Any]:
-    """Send an extension and return its reply; no copy of it may shorten a lease chosen later."""
-    until = driver.now() + RELEASE_PATIENCE
+UNSETTLED: dict[tuple[str, str, str], float] = {}
+"""Extensions that the server may still execute: alias, key and owner id, and the monotonic time from which on it
+executes no copy."""
+
+
+async def run_extension(
+    lock: Named, driver: Driver, owner_id: str, call: ScriptCall, settle: Callable[[], ScriptCall]
+) -> list[Any]:
+    """Send an extension and return its reply; neither an earlier one nor a copy of it may change a lease chosen later.
+
+    ``settle`` makes the SETTLE call for this owner id.
+    """
+    now = driver.now()
+    until, place = now + RELEASE_PATIENCE, (lock.using, lock.key, owner_id)
+    # The nonces of a process rise, and SETTLE makes the server ignore all extensions with an earlier one (rule 15). The
+    # background thread sends it after an extension that failed; but this owner may be earlier.
+    if place in UNSETTLED:
+        await driver.run(settle(), until)
+    UNSETTLED[place] = now + REMEMBERED
     reply = await driver.run(call, until)
-    # The nonces of a process rise, and SETTLE makes the server ignore all extensions with an earlier one (rule 15).
-    if call.sends > 1 and not hold.owner.is_named:
-        await driver.run(hold.lease_call(lease, SETTLE), until)
+    if call.sends > 1:
+        await driver.run(settle(), until)
+    UNSETTLED.pop(place, None)
+    if UNSETTLED:
+        _forget_settled(now)
     return reply
+
+
+def _forget_settled(now: float) -> None:
+    for place, until in UNSETTLED.copy().items():
+        if until < now:
+            UNSETTLED.pop(place, None)
 
 
 def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None:
@@ -123,7 +151,6 @@ def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None
     prolongs the lease."""
     hold.restore(terms)
     if not hold.owner.is_named:
-        hold.owner.renew_name()
         # Whichever lease the server has, it certainly runs until the earlier of the two ends.
         hold.deadline = min(hold.deadline, ends)
         clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
@@ -171,8 +198,6 @@ class TransferredHold:
         keys = hold.key, key_of(self._handle, owner)
         self._drop = partial(_drop, hold, owner, keys)
         self._guard = guard(self, self._drop)
-        # The next acquire of this thread must not look like a re-entry of the hold, nor be undone with it.
-        hold.owner.renew_name()
         hold.owner = owner
         hold.scoped = 0  # no block encloses it now
         hold.subscription = None  # it refers to the hold by its old key

@@ -66,7 +66,7 @@ class Reading(Side):
     joins = READ
 
     def begin(self, candidate: Candidate, now: float) -> None:
-        # The owner may have a new owner id since it took the write lock.
+        # The write lock has its own owner id.
         if write := self.beside(candidate, now):
             candidate.beside = write.owner_id
 

@@ -88,8 +88,8 @@ class Hold:
     reason of a loss. ``lost_below`` counts enclosing holds of the same owner that were lost before this one was taken,
     and whose releases still have to report that. ``token`` is the fencing token, for kinds that have one.
     ``late_lease`` is how long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy.
-    ``suspect`` is set while its renewal fails, and ``renewing`` while one is under way. ``planned`` is when the
-    watchdog checks it next, and ``reported`` whether the loss was reported; only the watchdog writes these.
+    ``suspect`` is set while its renewal fails. ``planned`` is when the watchdog checks it next, and ``reported``
+    whether the loss was reported; only the watchdog writes these.
     ``subscription`` receives forced releases while the hold is kept. ``ending`` is set while its own owner frees it by
     force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a
     hold that lasts too long. ``variables`` are the context variables of the code that acquired it, for the reports of
@@ -119,7 +119,6 @@ class Hold:
         "owner_id",
         "planned",
         "renewed",
-        "renewing",
         "reported",
         "runs_for",
         "scoped",
@@ -150,7 +149,6 @@ class Hold:
         self.count = 1
         self.scoped = 0
         self.suspect = False
-        self.renewing = False
         self.ending = False
         self.subscription: object = None
         self.line: Line | None = None
@@ -344,11 +342,6 @@ class BatchHold:
     def is_whole(self) -> bool:
         """Whether none of its locks has been needed on its own."""
         return not self._split
-
-    @property
-    def renewing(self) -> bool:
-        """Whether a renewal of one of its locks is under way."""
-        return not self.is_whole and any(hold.renewing for hold in self.members.values())
 
     def renew_at(self) -> float:
         """When the watchdog should renew it: after a third of its lease."""

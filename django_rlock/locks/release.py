@@ -95,8 +95,6 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
 
 def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: float) -> None:
     """Handle the server's reply to a release."""
-    if hold.renewing or call.sends > 1:
-        hold.owner.renew_name()  # late commands must not affect its next hold
     # "Not yours", to a last release that was sent twice: the first copy did it. After an inner one it is held.
     was_executed = hold.count == 0 and call.sends > 1 and now < hold.deadline
     if not owned and not was_executed:
@@ -123,7 +121,6 @@ async def _release_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> 
 
 
 def finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
-    owner.renew_name()
     if hold.count == 0:
         HOLDS.remove(hold)
     # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.

@@ -203,13 +203,7 @@ async def _ask(driver: Driver, holds: Sequence[Hold]) -> None:
     replies: Sequence[Any] = [None] if len(calls) == 1 else await driver.run_all(calls)
     for hold, call, reply in zip(holds, calls, replies, strict=True):
         known = reply is not None and not isinstance(reply, LockUnavailableError)
-        try:
-            owned = reply if known else await driver.run(call, now + RELEASE_PATIENCE)
-        except BaseException:
-            hold.owner.renew_name()
-            raise
-        if call.sends > 1:
-            hold.owner.renew_name()  # late commands must not affect its next hold
+        owned = reply if known else await driver.run(call, now + RELEASE_PATIENCE)
         if owned[1] != 1:
             lose(hold, FREED)
             raise hold.lost_error()

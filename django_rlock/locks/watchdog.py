@@ -143,19 +143,11 @@ class Renewals:
 
     async def _renew(self, holds: list[Hold]) -> None:
         driver = background_driver(self._worker.using)
-        for hold in holds:
-            hold.renewing = True
-        # A caller that releases a hold after this knows that a renewal of it may arrive later.
-        holds = [hold for hold in holds if hold in HOLDS]
         leases = [hold.lease for hold in holds]
         calls = [hold.renew_call(lease) for hold, lease in zip(holds, leases, strict=True)]
         replies = await driver.run_all(calls)
         for hold, lease, call, reply in zip(holds, leases, calls, replies, strict=True):
             now = driver.now()
-            # A copy may come later, and must not prolong the owner's next hold.
-            if isinstance(reply, Exception) or call.sends > 1:
-                hold.owner.renew_name()
-            hold.renewing = False
             note_renewal(hold, lease, call, reply, now)
             self._plan(hold, _next_look(hold, now))
 
@@ -296,9 +288,6 @@ def lose(hold: Hold, reason: str) -> None:
     """Mark a hold as lost. The background thread reports it to the log, to the receivers of ``lock_lost`` and to the
     lock's callback; once, even if the owner and that thread notice it at the same time.
     """
-    # This comes first: an owner that sees the loss and takes the lock again then does so under a new owner id, which
-    # the clean-up of this hold cannot touch.
-    hold.owner.renew_name()
     its = worker(hold.lock.using)
     if reason == FREED:
         reason = FORCED_RELEASES.how_freed(hold) or reason

@@ -155,7 +155,7 @@ def waits(make: Callable[..., Any]) -> Story:
 
     def tell(strike: Strike) -> None:
         lock, abandoned = make(), thread_owner().owner_id
-        thread_owner().renew_name()
+        thread_owner().new_id()
         with plain(owner=JAVA, lease_time=60):
             strike()
             send(lock._kind.acquire(lock, abandoned, 1, 60, waiting=True))
@@ -227,7 +227,7 @@ def force_release(strike: Strike) -> None:
 def leave(strike: Strike) -> None:
     """A waiter gives up, and is the holder later."""
     abandoned = thread_owner().owner_id
-    thread_owner().renew_name()
+    thread_owner().new_id()
     with plain(lease_time=60):
         send(fair()._kind.acquire(fair(), abandoned, 1, 60, waiting=True))
         strike()
@@ -244,7 +244,7 @@ def heartbeat(strike: Strike) -> None:
         strike()
         send(fair()._kind.heartbeat([(fair(), waiting)], 10))
         send(fair()._kind.leave(fair(), waiting))
-    thread_owner().renew_name()
+    thread_owner().new_id()
     fair(lease_time=60).acquire()
 
 

@@ -120,7 +120,7 @@ def play_usually(script, redis_client):
     STORIES[script](lambda: None)
     usual = outcome(redis_client)
     HOLDS.clear()
-    thread_owner().renew_name()
+    thread_owner().new_id()
     redis_client.flushdb()
     return usual
 

@@ -4,6 +4,8 @@ The proxy closes the connection of the first copy, so that the client sends the 
 the server when the test says so.
 """
 
+from functools import partial
+
 import pytest
 
 from django_rlock import (
@@ -11,6 +13,7 @@ from django_rlock import (
     FencedLock,
     LockUnavailableError,
     MultiLock,
+    PermitExpirableSemaphore,
     ReadLock,
     ReadWriteLock,
     RLock,
@@ -205,6 +208,45 @@ async def test_extension_that_failed_shortens_no_later_one(binding, kind, proxy,
     assert redis_client.pttl(KEY) > 50_000
     await binding.release(lock)
     await binding.release(lock)
+
+
+async def test_extension_that_failed_does_not_shorten_the_one_after_it(binding, each, proxy, redis_client, monkeypatch):
+    """The owner extends again before the background thread has settled the first extension."""
+    lock, *_, script = each[0]("stock:42"), each[-1]
+    await binding.acquire(lock)
+    late = await fails_to_extend(binding, proxy, monkeypatch, script, partial(binding.call, lock, "extend", 4))
+    await binding.call(lock, "extend", 60)
+    await arrive(binding, late)
+    assert redis_client.pttl(KEY) > 50_000
+    await binding.release(lock)
+
+
+@pytest.mark.parametrize("by", ["permit", "id"])
+async def test_lease_of_a_permit_that_failed_to_change_does_not_shorten_the_next(binding, proxy, monkeypatch, by):
+    licences = PermitExpirableSemaphore("licences")
+    await binding.call(licences, "try_set_permits", 1)
+    taken = await binding.acquire(licences, renewed=by == "permit")
+    permit = taken if by == "permit" else taken.id
+    change = partial(binding.call, licences, "update_lease_time", permit)
+    late = await fails_to_extend(binding, proxy, monkeypatch, scripts.PERMIT_RENEW, partial(change, 4))
+    await change(60)
+    await arrive(binding, late)
+    assert await binding.call(licences, "lease_time", permit) > 50
+    await binding.call(licences, "release", permit)
+
+
+async def fails_to_extend(binding, proxy, monkeypatch, script, extend):
+    """An extension whose commands get no reply; returns the first of them, which the server executes late."""
+    with monkeypatch.context() as patch:
+        patch.setattr("django_rlock.locks.ownership.RELEASE_PATIENCE", 0.0)
+        for module in "ownership", "expirable":  # the background thread is late
+            patch.setattr(f"django_rlock.locks.{module}.clean_up", lambda *_: None)
+        late, *cuts = proxy.copy_late(script), *[proxy.cut_before(script) for _ in range(3)]
+        with pytest.raises(LockUnavailableError):
+            await extend()
+        for cut in cuts:
+            proxy.withdraw(cut)
+    return late
 
 
 # --- what could be freed ---------------------------------------------------------------------------------------------

@@ -21,11 +21,10 @@ from django_rlock._transport import pool
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import background_driver
-from django_rlock._transport.worker import worker
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW
-from django_rlock.locks.watchdog import Renewals, lose
+from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, lock_released, lock_timed_out
 from tests.background import is_clean, look_at, no_threads, renew_now, settle, until_heard, until_renewed
 from tests.bindings import elsewhere
@@ -375,7 +374,7 @@ def test_holds_of_one_server_are_renewed_by_one_script(kind, server, redis_clien
         lock.acquire()
     settle()
     before = scripts_run()
-    calls = [lock._kind.lease(lock, current_owner().owner_id, 90, RENEW) for lock in locks]
+    calls = [hold.lease_call(90, RENEW) for hold in HOLDS.snapshot()]
     replies = run_sync(background_driver("default").run_all(calls))
     assert scripts_run() - before < 10  # one; and what is cleaned up again behind earlier tests
     assert [reply[1] for reply in replies] == [1] * 20
@@ -406,19 +405,6 @@ def test_a_renewal_outlasts_a_connection_that_has_ended(kind, redis_client):
         redis_client.client_kill_filter(_type="normal", skipme=True)
         call, reply = renew()
         assert (reply[1], call.sends) == (1, 2)
-
-
-@pytest.mark.usefixtures("only_ours")
-def test_a_hold_whose_renewal_was_sent_twice_gives_its_wire_name_up(kind, redis_client):
-    """The first one may still come, to the owner's next hold."""
-    with kind("stock:42"):
-        (hold,) = HOLDS.snapshot()
-        renewals = worker("default").jobs[Renewals]
-        run_sync(renewals._renew([hold]))
-        assert hold.owner.owner_id == hold.owner_id
-        redis_client.client_kill_filter(_type="normal", skipme=True)
-        run_sync(renewals._renew([hold]))
-        assert hold.owner.owner_id != hold.owner_id
 
 
 async def test_a_hold_that_cannot_be_renewed_costs_no_others(binding, kind, redis_client):

@@ -5,13 +5,13 @@ import pytest
 from django_rlock import LockUnavailableError, Semaphore
 from django_rlock._redis import scripts
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import acquire, counters, forced, watchdog
+from django_rlock.locks import counters, forced, ownership
 from django_rlock.locks.holds import HOLDS
 from tests.bindings import BlockingBinding
 from tests.faults import test_late_copies as copies
 from tests.faults import test_late_counts as counts
 from tests.faults.copies import often
-from tests.mutants import changed
+from tests.mutants import changed, owner_ids_used_again
 
 __all__ = ["often"]
 
@@ -27,6 +27,10 @@ async def renewed_late(binding, proxy, redis_client, _patch):
     await copies.test_renewal_that_failed_and_comes_late_changes_nothing(binding, PLAIN, proxy, redis_client)
 
 
+async def permit_changed_late(binding, proxy, _redis_client, patch):
+    await copies.test_lease_of_a_permit_that_failed_to_change_does_not_shorten_the_next(binding, proxy, patch, "id")
+
+
 async def freed_late(binding, proxy, redis_client, patch):
     await copies.test_force_release_that_failed_frees_no_later_holder(binding, PLAIN[0], proxy, redis_client, patch)
 
@@ -39,11 +43,10 @@ async def changed_late(binding, proxy, redis_client, patch):
 
 
 MUTANTS = {
-    "a name is used again after it entered twice": (
-        changed(acquire, "_enter_again", "if call.sends > 1:", "if False:"), entered_late,
-    ),
-    "a name is used again after its renewal was sent twice": (
-        changed(watchdog.Renewals, "_renew", "isinstance(reply, Exception) or call.sends > 1", "False"), renewed_late,
+    "an owner id is used again after it entered twice": (owner_ids_used_again, entered_late),
+    "an owner id is used again after its renewal was sent twice": (owner_ids_used_again, renewed_late),
+    "a permit's lease that failed to change is not settled by the next change": (
+        changed(ownership, "run_extension", "if place in UNSETTLED:", "if False:"), permit_changed_late,
     ),
     "a forced release that failed is not retired": (
         changed(forced, "_run_forced", "clean_up(lock.using, retire, driver.now() + REMEMBERED)", "pass"),

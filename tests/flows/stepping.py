@@ -21,6 +21,7 @@ from django_rlock.locks import BaseLock, heartbeats, watchdog
 from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.acquire import take_serialized as take
 from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.ownership import UNSETTLED
 from django_rlock.locks.records import Wait
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class Visitor(Actor):
 
     def local_state(self) -> Any:
         waits = any(wait.key[3] == self.owner.serial for wait in WAITS.snapshot())
-        return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.owner_id
+        return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.owner_id, [*UNSETTLED]
 
     async def _visit(self, wait: float | None) -> str:
         if not await take(self.lock, self.driver, AcquireRequest(self.owner, wait, self.lease)):

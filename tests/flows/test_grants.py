@@ -1,5 +1,6 @@
 """A waiter that believes the message of its grant, under every order of steps: with messages that are delayed, lost,
-repeated and left over, with processes that are paused, cancelled and killed, and with a failover that loses a write.
+repeated and left over, with processes that are paused, cancelled and killed, with a failover that loses a write, and
+with a server that comes back empty.
 
 Wherever a hold counts as running, its owner stands in the lock on the server, for longer than that.
 """
@@ -75,7 +76,8 @@ class Truster(Visitor):
 
 
 class HandOffs(World):
-    """Time passes for all, messages are repeated, processes seem dead, and a failover loses the last write."""
+    """Time passes for all, messages are repeated, processes seem dead, a failover loses the last write, a restart all
+    writes."""
 
     believed = 0
     """How many holds were taken without asking, in all orders."""
@@ -98,7 +100,7 @@ class HandOffs(World):
 
     def do(self, action: Action) -> None:
         kind, _ = action
-        if kind in {"pass", "repeat", "miss", "failover", "listen anew"}:
+        if kind in {"pass", "repeat", "miss", "failover", "restart", "listen anew"}:
             if kind in self.may:
                 self.may[kind] -= 1
             self._happen(*action)
@@ -120,6 +122,7 @@ class HandOffs(World):
         found += [("pass", 0)] if self.may.get("pass") else []
         found += [("repeat", 0)] if self.may.get("repeat") and self.messages else []
         found += [("failover", 0)] if self.may.get("failover") and self.before else []
+        found += [("restart", 0)] if self.may.get("restart") and self.client.exists(KEY) else []
         if self.may.get("miss"):
             found += [("miss", each.number) for each in self.processes if each.identity.client_id in self._marks()]
         found += [("listen anew", number) for number in sorted(self.deaf)]
@@ -135,6 +138,9 @@ class HandOffs(World):
             case "miss":
                 self.client.zrem(MARKS, self.processes[number - 1].identity.client_id)
             case "failover":
+                self._fail_over()
+            case "restart":
+                self.before = (None, 0, (), ())
                 self._fail_over()
             case "listen anew":
                 self.deaf -= {number}
@@ -244,6 +250,7 @@ def test_nothing_goes_wrong(make_world):
         ({"copy": 1}, (1, 1)), ({"copy": 1, "pass": 1}, (1, 1)), ({"repeat": 1}, (2, 2)),
         ({"repeat": 1, "pass": 1}, (2, 2)), ({"repeat": 1, "cancel": 1}, (2, 1)),
         ({"pass": 2}, (2, 1)), ({"pass": 2, "miss": 1}, (1, 1)),
+        ({"restart": 1}, (2, 1)),
         ({"failover": 1}, (2, 1)), ({"failover": 1, "repeat": 1}, (1, 1)), ({"failover": 1, "pass": 1}, (1, 1)),
     ],
     ids=str,

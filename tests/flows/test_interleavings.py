@@ -1,6 +1,8 @@
 """Every order of two and three clients' steps: never two holders, and no live client waits for ever."""
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -130,6 +132,30 @@ def test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, fault):
         world = make_world()
         world.may = {fault: 1}
         return one_beside_another(world, Returner, kind)
+
+    assert explore(build, finish, limit=20_000) > 100
+
+
+class Insistent(Visitor):
+    """Extends its hold until that succeeds, each time for longer."""
+
+    async def _stay(self) -> None:
+        with suppress(asyncio.CancelledError):
+            await self._extend(LEASE / 2)
+        await self._extend(2 * LEASE)
+        await suspend("inside")
+
+    async def _extend(self, lease: float) -> None:
+        await self.lock._engine.extend(self.lock, self.driver, self.owner, lease)
+
+
+def test_a_hold_is_extended_again_after_a_failure(kind, make_world):
+    """The first extension may arrive at any later time; it does not shorten the lease of the second one."""
+
+    def build() -> World:
+        world = make_world()
+        world.may = {"cancel": 1}
+        return one_beside_another(world, Insistent, kind)
 
     assert explore(build, finish, limit=20_000) > 100
 

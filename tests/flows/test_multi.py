@@ -77,7 +77,7 @@ def _known(record: Hold | BatchHold | None) -> Any:
         members = () if record.is_whole else tuple(map(_known, record.members.values()))
         return record.owner_id, record.lease, record.deadline, record.renewed, record.late_lease, members
     times = record.lease, record.deadline, record.runs_for, record.late_lease
-    return record.owner_id, record.count, times, record.renewed, record.renewing, record.lost
+    return record.owner_id, record.count, times, record.renewed, record.lost
 
 
 # --- who comes -------------------------------------------------------------------------------------------------------

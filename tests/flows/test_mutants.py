@@ -25,7 +25,7 @@ from tests.flows import (
     test_readwrite,
 )
 from tests.flows.test_counters import same_ids
-from tests.mutants import Mutate, both, changed, changed_scripts
+from tests.mutants import Mutate, both, changed, changed_scripts, owner_ids_used_again
 
 __all__ = ["same_ids"]
 
@@ -70,8 +70,8 @@ def shared(kind: Any, make_world: Any, **_: Any) -> None:
     test_names.test_two_processes_use_the_name(make_world, kind, {})
 
 
-def granted_twice(make_world: Any, **_: Any) -> None:
-    test_grants.test_faults(make_world, {"repeat": 1}, (2, 2))
+def granted_before_a_restart(make_world: Any, **_: Any) -> None:
+    test_grants.test_faults(make_world, {"restart": 1}, (2, 1))
 
 
 def paused(make_world: Any, **_: Any) -> None:
@@ -90,6 +90,10 @@ def cancelled_and_back(kind: Any, make_world: Any, **_: Any) -> None:
     test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, "cancel")
 
 
+def extended_again(kind: Any, make_world: Any, **_: Any) -> None:
+    test_interleavings.test_a_hold_is_extended_again_after_a_failure(kind, make_world)
+
+
 def cancelled_beside_another(kind: Any, make_world: Any, **_: Any) -> None:
     test_interleavings.test_cancelled_beside_another_of_its_process(kind, make_world)
 
@@ -100,28 +104,13 @@ TOUCHED = "LockLostError|a late copy"
 
 MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     "nothing is freed behind an acquire that was sent twice": (
-        changed(acquire, "expect_copies", "hold.late_lease = lease", "pass"), sent_twice, LEFT,
+        changed(acquire, "_note_taken", "hold.late_lease = attempt.lease", "pass"), sent_twice, LEFT,
     ),
-    "a name is used again after its acquire was sent twice": (
-        changed(acquire, "expect_copies", "hold.owner.renew_name()", "pass"), sent_twice_in_a_long_hold, TOUCHED,
+    "an owner id is used again after a command was sent twice": (
+        owner_ids_used_again, sent_twice_in_a_long_hold, TOUCHED,
     ),
-    "a name is used again after its release was sent twice": (
-        changed(release, "note_released", "hold.owner.renew_name()", "pass"),
-        sent_twice_in_a_long_hold, TOUCHED,
-    ),
-    "a name is used again after it entered twice": (
-        changed(acquire, "_enter_again", "if call.sends > 1:", "if False:"),
-        sent_twice_in_a_long_hold, TOUCHED,
-    ),
-    "a name is used again after it failed to enter": (
-        changed(acquire, "_enter_again", "hold.owner.renew_name()\n        raise", "raise"),
-        cancelled_and_back, TOUCHED,
-    ),
-    "a name is used again after its extension failed": (
-        changed(ownership, "_doubt_extension", "hold.owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
-    ),
-    "a name is used again after its release failed": (
-        changed(release, "finish_later", "owner.renew_name()", "pass"), cancelled_and_back, TOUCHED,
+    "an owner id is used again after a cancellation": (
+        owner_ids_used_again, cancelled_and_back, TOUCHED,
     ),
     "a reader's inner release may shorten": (
         changed_scripts("lease = math.max(lease, tonumber(lease_ms))", "lease = tonumber(lease_ms)"),
@@ -132,8 +121,11 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "an extension that was sent twice is not settled": (
-        changed(ownership, "_run_extension", "if call.sends > 1 and", "if False and"),
+        changed(ownership, "run_extension", "if call.sends > 1:", "if False:"),
         sent_twice_in_a_long_hold, SHORTENED,
+    ),
+    "an extension that failed is not settled by the next one": (
+        changed(ownership, "run_extension", "if place in UNSETTLED:", "if False:"), extended_again, SHORTENED,
     ),
     "an extension that was settled is executed": (
         changed_scripts("return (tonumber(redis.call('get', settled)) or 0) > tonumber(nonce)", "return false"),
@@ -184,7 +176,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     ),
     "the message of another ticket is believed": (
         changed(attempt.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
-        granted_twice, "it counts as held",
+        granted_before_a_restart, "it counts as held",
     ),
     "a message is believed when the claim has ended": (
         both(
@@ -202,10 +194,6 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
     ),
 }  # fmt: skip
 LONG = {
-    "a name is used again after it entered twice",
-    "a name is used again after it failed to enter",
-    "a name is used again after its release failed",
-    "a name is used again after its release was sent twice",
     "a wake-up ends with the waiter that it woke",
     "an extension that was sent twice is not settled",
     "what may only prolong a lease shortens it",

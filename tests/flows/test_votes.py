@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum.votes import QuorumCall, Restarts, VoteTally, VotingRound
 from django_rlock.locks import redlock
 from models.checker import walk
 from tests.flows.exploring import _url
 from tests.flows.voting import LEASE, Model, Walk, options, weigh
 from tests.forms import THOROUGH
+from tests.mutants import owner_ids_used_again
 
 WALKS = 200 if THOROUGH else 3
 STEPS = 80
@@ -104,11 +104,6 @@ def count_any_renewal(patch):
     patch.setattr(redlock.Renew, "screen", QuorumCall.screen)
 
 
-def use_a_name_twice(patch):
-    renew = Owner.renew_name
-    patch.setattr(Owner, "renew_name", lambda owner: None if hasattr(owner, "owner_id") else renew(owner))
-
-
 def let_copies_in(patch):
     patch.setattr(
         "django_rlock.locks.redlock.milliseconds", lambda seconds: 0 if seconds < LEASE else int(1000 * seconds)
@@ -131,7 +126,7 @@ def leave_undone(patch):
         (shorten_the_quarantine, {}),
         (count_from_the_reply, {}),
         (count_any_renewal, {"losses": 2}),
-        (use_a_name_twice, {}),
+        (owner_ids_used_again, {}),
         (let_copies_in, {"again": 4}),
         (leave_undone, {}),
     ],

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from django_rlock._transport.identity import Owner
 from django_rlock.locks import acquire, ownership, release, watchdog
 from django_rlock.locks.attempt import Attempt
 from models.checker import walk
 from tests.flows.stepping import SteppingDriver
 from tests.flows.walking import OPTIONS, Model, Walk, weigh
 from tests.forms import THOROUGH
+from tests.mutants import owner_ids_used_again
 
 WALKS = 200 if THOROUGH else 8
 STEPS = 80
@@ -82,18 +82,13 @@ def count_from_the_reply(patch):
     patch.setattr(SteppingDriver, "run", counted)
 
 
-def use_a_name_twice(patch):
-    renew = Owner.renew_name
-    patch.setattr(Owner, "renew_name", lambda owner: None if hasattr(owner, "owner_id") else renew(owner))
-
-
 def leave_undone(patch):
     for module in (acquire, release, ownership, watchdog):
         patch.setattr(module, "clean_up", lambda *_args, **_options: None)
 
 
 @pytest.mark.parametrize(
-    "mutate", [believe_any_wake_up, count_from_the_message, count_from_the_reply, use_a_name_twice, leave_undone]
+    "mutate", [believe_any_wake_up, count_from_the_message, count_from_the_reply, owner_ids_used_again, leave_undone]
 )
 def test_flows_that_do_otherwise_are_found(go, monkeypatch, mutate):
     mutate(monkeypatch)

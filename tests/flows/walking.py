@@ -145,7 +145,7 @@ class Walk:
     def _asks(self, at: int, client: Client) -> None:
         walker = self.walkers[at]
         walker.step()
-        self.owner_ids[at, client.number] = walker.owner.owner_id
+        self.owner_ids[at, client.number + 1] = walker.owner.owner_id
 
     def _renews(self, at: int, client: Client) -> None:
         walker = self.walkers[at]

@@ -14,6 +14,7 @@ from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.mutex import NAMED_CALLS
+from django_rlock.locks.ownership import UNSETTLED
 from tests.eventually import PATIENCE
 from tests.flows.stepping import NAME, Action, Actor, Beater, Process, SteppingDriver, Visitor, Waiter
 
@@ -66,6 +67,7 @@ class World:
         HOLDS.clear()
         WAITS.clear()
         NAMED_CALLS.forget()
+        UNSETTLED.clear()
         worker("default").jobs[CleanUps].clear()
 
     @property

@@ -101,8 +101,8 @@ async def test_some_of_the_members_are_given_back(binding, redis_client, three, 
     assert not HOLDS
 
 
-async def test_groups_and_single_holds_are_freed_by_one_script(binding, redis_client, kind, monkeypatch):
-    """As after a wait for one of them, and where the names were taken in two parts."""
+async def test_groups_and_single_holds_are_freed_by_one_script_each(binding, redis_client, kind, monkeypatch):
+    """What was taken by one attempt has one owner id."""
     monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
     parts = [kind(f"account:{number}") for number in range(5)]
     for some in (MultiLock(*parts[:2]), MultiLock(*parts[2:4]), parts[4]):
@@ -110,7 +110,7 @@ async def test_groups_and_single_holds_are_freed_by_one_script(binding, redis_cl
     redis_client.config_resetstat()
     await binding.release(MultiLock(*parts))
     calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
-    assert calls["cmdstat_evalsha"] + calls.get("cmdstat_eval", 0) <= 2  # the script may be new to the server
+    assert calls["cmdstat_evalsha"] + calls.get("cmdstat_eval", 0) <= 5  # the scripts may be new to the server
     assert not redis_client.keys("rlock:*")
 
 

@@ -123,17 +123,6 @@ def test_a_redlock_needs_its_majority(nodes, losses):  # noqa: F811
     assert losses == ["x"]
 
 
-def test_a_question_that_was_sent_twice_ends_the_wire_name(redis_client: redis.Redis):
-    """It renews, and its first copy may still come, to the owner's next hold."""
-    with several("stock:42") as lock:
-        ensure_owned([lock])
-        [owner] = {hold.owner for hold in HOLDS.snapshot()}
-        before = owner.owner_id
-        redis_client.client_kill_filter(_type="normal", skipme=True)
-        ensure_owned([lock])
-        assert owner.owner_id != before
-
-
 # ---- hearing ---------------------------------------------------------------------------------------------------------
 
 

@@ -218,7 +218,7 @@ async def test_reader_who_wants_to_write_is_told_at_once(binding, redis_client, 
     with pytest.raises(LockUpgradeError, match="Release the read lock first") as caught:
         await binding.acquire(write, wait_time=wait)
     assert caught.value.lock_name == "prices"
-    current_owner().renew_name()  # as after an interruption
+    current_owner().new_id()  # as after an interruption
     with pytest.raises(LockUpgradeError):
         await binding.acquire(write, wait_time=wait)
     await binding.release(read)
@@ -726,9 +726,9 @@ def test_cancelled_wait_leaves_nothing(side, redis_client):
 async def test_writer_reads_also_under_a_new_wire_name(binding, redis_client):
     """Its name changes after an interruption; it is still the one who writes."""
     async with binding.inside(write_lock()):
-        current_owner().renew_name()
+        current_owner().new_id()
         async with binding.inside(read_lock(wait_time=0)), binding.inside(read_lock(wait_time=0)):
-            current_owner().renew_name()
+            current_owner().new_id()
             async with binding.inside(write_lock(wait_time=0)):
                 pass
     assert left(redis_client) == []
