@@ -73,7 +73,7 @@ def heartbeat(number: int) -> Sequel:
     """The sign of life of one waiter, and its place in the queue of a lock that another owner holds."""
     lock, holder, waiter = FairLock(f"bench:wanted:{number}"), _owner(number), _owner(number + 10**9)
     before = [lock._kind.acquire(lock, holder, 1, LEASE, False), lock._kind.acquire(lock, waiter, 1, LEASE, True)]
-    return Sequel([_script(lock._kind.heartbeat([(lock, waiter)], LEASE))], [*map(_script, before)])
+    return Sequel([_script(lock._kind.heartbeat([(lock, waiter)], 0))], [*map(_script, before)])
 
 
 def _script(call: ScriptCall) -> Packet:

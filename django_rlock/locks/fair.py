@@ -81,13 +81,13 @@ class Fair(Kind["FairLock"]):
         # A Java client does not know the queue, so it publishes its release there only.
         return keys.redisson_channel(lock.key), keys.java_queue_channel(lock.key)
 
-    def heartbeat(self, waiting: Sequence[tuple[FairLock, str]], alive: float) -> ScriptCall:
+    def heartbeat(self, waiting: Sequence[tuple[FairLock, str]], pause: float) -> ScriptCall:
         all_keys = keys.by_sort([keys.fair_heartbeat_keys(lock.key) for lock, _ in waiting])
         first = waiting[0][0]
-        claim = milliseconds(settings_of(first.using).claim_time)
-        return call_for(
-            first, scripts.FAIR_HEARTBEAT, all_keys, claim, milliseconds(alive), *[asker for _, asker in waiting]
-        )
+        options = settings_of(first.using)
+        alive = milliseconds(max(options.waiter_alive_time, pause / HEARTBEAT_SHARE))
+        claim, askers = milliseconds(options.claim_time), [asker for _, asker in waiting]
+        return call_for(first, scripts.FAIR_HEARTBEAT, all_keys, claim, alive, *askers)
 
 
 class FairLock(BaseLock):

@@ -3,9 +3,10 @@ alias's background thread.
 
 A process sends one heartbeat for a lock, however many of its threads and tasks wait for it, and one script heartbeats
 for many locks. While the process waits for few locks, it sends heartbeats for each as often as its waiters must be seen
-alive. While it waits for many, it often checks whether all are still held, by one command for many locks, and sends
-heartbeats for each less often, with a longer alive time. If the process then dies, each of its locks loses one claim
-time, just as when it dies right after a heartbeat.
+alive. While it waits for many fair locks, it often checks whether all are still held, by one command for many locks,
+and sends heartbeats for each less often, with a longer alive time. If the process then dies, each of its locks loses
+one claim time, just as when it dies right after a heartbeat. No other kind has a longer alive time: its dead waiters
+would keep a free lock from others.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ MOST_PER_SECOND = 10.0
 """The maximum rate of heartbeats of a process on one alias; with more locks, each gets heartbeats less often."""
 LONGEST_PAUSE = 80.0
 """The longest time between two heartbeats for a lock, in seconds."""
+ENTRY_PAUSE = 0.6
+"""The same while a Java client holds the lock, because the entry in Java's queue lives for two seconds
+(``java_queue.lua``)."""
 _LOOK_AT = 500
 """How many locks one command checks."""
 _REGULAR = 0.8
@@ -58,20 +62,25 @@ class LockKey(NamedTuple):
 class Group:
     """This process's waits for one lock, the longest first. ``lock`` is an object of that lock.
 
-    ``heartbeat_at`` is when a heartbeat is due and ``planned`` when the group is due in the heap, both in monotonic
-    seconds. ``is_exact`` means that it must not be handled earlier, because the holder's lease ends then.
-    ``subscriptions`` are to the kind's ``outside_channels``, if the holder does not know the queue.
+    ``heartbeat_at`` is when a heartbeat is due, ``entry_at`` when one is due for the entry in Java's queue (inf: there
+    is none), and ``planned`` when the group is due in the heap, all in monotonic seconds. ``is_exact`` means that it
+    must not be handled earlier, because the holder's lease ends then. ``subscriptions`` are to the kind's
+    ``outside_channels``, if the holder does not know the queue.
     """
 
-    __slots__ = ("heartbeat_at", "is_exact", "lock", "planned", "subscriptions", "waits")
+    __slots__ = ("entry_at", "heartbeat_at", "is_exact", "lock", "planned", "subscriptions", "waits")
 
     def __init__(self, lock: Named) -> None:
         self.lock = lock
         self.waits: dict[int, Wait] = {}
         self.planned = math.inf
-        self.heartbeat_at = math.inf
+        self.heartbeat_at = self.entry_at = math.inf
         self.is_exact = False
         self.subscriptions: list[ListenerWaiter] = []
+
+    def may_skip(self, kind: str, now: float) -> bool:
+        """Whether it needs no heartbeat yet, only a check."""
+        return kind == "fair" and min(self.heartbeat_at, self.entry_at) > now
 
     def alive(self) -> list[Wait]:
         """The waits that are not over."""
@@ -169,7 +178,7 @@ class Heartbeats:
         overdue, others = due, dict[LockKey, Group]()
         # With many locks, most rounds only check whether their holders live: a heartbeat costs the server much more.
         if self._pause > self._shortest_pause:
-            others = {key: group for key, group in due.items() if group.heartbeat_at > now and key.kind == "fair"}
+            others = {key: group for key, group in due.items() if group.may_skip(key.kind, now)}
             overdue = {key: group for key, group in due.items() if key not in others}
         overdue |= self._find_free(others)
         for key in others.keys() - overdue.keys():
@@ -208,10 +217,9 @@ class Heartbeats:
         parts = [
             part for same in by_kind.values() for part in _sliced(same, same[0][2][0].lock._kind.heartbeats_together)
         ]
-        # The next heartbeat comes after a longer pause, and until then the process must count as alive.
-        alive = max(get_settings(self._using).waiter_alive_time, self._pause / HEARTBEAT_SHARE)
+        pause = self._pause
         calls = [
-            part[0][2][0].lock._kind.heartbeat([(waits[0].lock, waits[0].asker) for _, _, waits in part], alive)
+            part[0][2][0].lock._kind.heartbeat([(waits[0].lock, waits[0].asker) for _, _, waits in part], pause)
             for part in parts
         ]
         for part, reply in zip(parts, await driver.run_all(calls), strict=True):
@@ -230,6 +238,7 @@ class Heartbeats:
         for (key, group, waits), (state, left_ms) in zip(part, states, strict=True):
             wake_who_must_ask(waits, state)
             group.heartbeat_at = now + self._pause
+            group.entry_at = now + ENTRY_PAUSE if state == BESIDE_JAVA else math.inf
             kind = group.lock._kind
             # The holder may die: then the lock is handed on by the heartbeat that comes as its lease ends.
             left = min(kind.pauses(group.lock, left_ms, 1)[1], self._shortest_pause)

@@ -28,8 +28,6 @@ REPOLL = 30.0
 """The longest sleep of a waiter before it tries again unwoken, in seconds, in case a message was lost."""
 JAVA_POLL = 0.1
 """How often a waiting process checks a lock that a Java client holds, in seconds: its release may send no message."""
-LONGEST_ALIVE = 300.0
-"""The longest time for which a process that waits for many locks counts as alive after a heartbeat, in seconds."""
 _MAX_TEXT = 300
 """The maximum length of the reason that holders get for a forced release, in characters."""
 TOGETHER = FENCED, PLAIN, WRITE, READ, LIMITED = "fenced", "plain", "write", "read", "limited"
@@ -255,10 +253,11 @@ class Kind(Generic[L]):
         # In its last millisecond a lease is returned as 0, but still runs.
         return min(REPOLL, (left_ms + 1) / 1000) if left_ms >= 0 else REPOLL, math.inf
 
-    def heartbeat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
-        """Heartbeats for locks of this kind and alias. Each comes with its process's longest waiting owner, which then
-        counts as alive for ``alive`` seconds. Returns for each lock a state (see ``heartbeats``) and the remaining
-        lease in ms."""
+    def heartbeat(self, waiting: Sequence[tuple[L, str]], pause: float) -> ScriptCall:
+        """Heartbeats for locks of this kind and alias. Each comes with its process's longest waiting owner. The kind
+        knows for how long its waiters then count as alive; a process that waits for many fair locks sends the next
+        heartbeat after ``pause`` seconds. Returns for each lock a state (see ``heartbeats``) and the remaining lease in
+        ms."""
         raise NotImplementedError
 
     def outside_channels(self, lock: L) -> tuple[str, ...]:

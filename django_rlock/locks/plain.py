@@ -50,8 +50,7 @@ class Plain(Kind[L]):
         if not waiting:
             return ScriptCall(lock.name, _acquiring(count, lease), options.key_prefix + lock.name, asker)
         # Only a waiter looks for a Java holder, and enters the queue of Redisson's fair lock.
-        alive = milliseconds(options.waiter_alive_time)
-        return call_for(lock, scripts.RLOCK_WAIT, keys.java_queue_keys, asker, 1, milliseconds(lease), alive)
+        return call_for(lock, scripts.RLOCK_WAIT, keys.java_queue_keys, asker, 1, milliseconds(lease))
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
         key = settings_of(lock.using).key_prefix + lock.name
@@ -66,9 +65,9 @@ class Plain(Kind[L]):
     def outside_channels(self, lock: L) -> tuple[str, ...]:
         return (keys.java_queue_channel(lock.key),)
 
-    def heartbeat(self, waiting: Sequence[tuple[L, str]], alive: float) -> ScriptCall:
+    def heartbeat(self, waiting: Sequence[tuple[L, str]], pause: float) -> ScriptCall:
         all_keys = keys.by_sort([keys.java_queue_keys(lock.key) for lock, _ in waiting])
-        return call_for(waiting[0][0], scripts.JAVA_HEARTBEAT, all_keys, milliseconds(alive))
+        return call_for(waiting[0][0], scripts.JAVA_HEARTBEAT, all_keys, "")
 
 
 class RLock(BaseLock):
@@ -191,8 +190,7 @@ class Fenced(Plain["FencedLock"]):
         args = asker, count, milliseconds(lease), kept, shared
         if not waiting:
             return call_for(lock, scripts.FENCED_ACQUIRE, keys.fenced_keys, *args)
-        alive = milliseconds(settings_of(lock.using).waiter_alive_time)
-        return call_for(lock, scripts.FENCED_WAIT, keys.fenced_wait_keys, *args, alive)
+        return call_for(lock, scripts.FENCED_WAIT, keys.fenced_wait_keys, *args)
 
 
 class FencedLock(RLock):

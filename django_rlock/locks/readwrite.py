@@ -13,7 +13,6 @@ from django_rlock.locks.counters import checked_number
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import (
     LIMITED,
-    LONGEST_ALIVE,
     READ,
     RENEW,
     WRITE,
@@ -78,8 +77,7 @@ class Reading(Side):
 
     def condition(self, lock: _Side) -> int:
         """For how long after a heartbeat waiting writers keep readers out at most, in ms; 0 overtakes them."""
-        alive = max(settings_of(lock.using).waiter_alive_time, LONGEST_ALIVE)
-        return milliseconds(alive) if lock.prefer == "writer" else 0
+        return milliseconds(settings_of(lock.using).waiter_alive_time) if lock.prefer == "writer" else 0
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
         return call_for(lock, scripts.READ_RELEASE, keys.read_release_keys, owner_id, left, milliseconds(lease))
@@ -133,8 +131,9 @@ class Writing(Side):
         pause, _ = super().pauses(lock, left_ms, tries)
         return pause, min(heartbeat, left_ms / 1000 + 0.005) if left_ms >= 0 else heartbeat
 
-    def heartbeat(self, waiting: Sequence[tuple[_Side, str]], alive: float) -> ScriptCall:
+    def heartbeat(self, waiting: Sequence[tuple[_Side, str]], pause: float) -> ScriptCall:
         lock, asker = waiting[0]
+        alive = settings_of(lock.using).waiter_alive_time  # not for the pause: its heartbeats never come less often
         both = lock.key, keys.writers_key(lock.key)
         first = int(lock.prefer == "writer")
         return call_for(lock, scripts.WRITE_HEARTBEAT, both, asker, milliseconds(alive), first)

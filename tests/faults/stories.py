@@ -173,7 +173,7 @@ def heartbeat_beside_java(strike: Strike) -> None:
     """A process whose waiters have left."""
     with plain(owner=JAVA, lease_time=60):
         strike()
-        send(plain()._kind.heartbeat([(plain(), "")], 10))
+        send(plain()._kind.heartbeat([(plain(), "")], 0))
         send(leave_javas_call(plain()))
     plain(lease_time=60).acquire()
 
@@ -182,10 +182,10 @@ def heartbeat_beside_java(strike: Strike) -> None:
 def leave_javas(strike: Strike) -> None:
     """Its process waits again since."""
     with plain(owner=JAVA, lease_time=60):
-        send(plain()._kind.heartbeat([(plain(), "")], 10))
+        send(plain()._kind.heartbeat([(plain(), "")], 0))
         strike()
         send(leave_javas_call(plain()))
-        send(plain()._kind.heartbeat([(plain(), "")], 10))
+        send(plain()._kind.heartbeat([(plain(), "")], 0))
     plain(lease_time=60).acquire()
 
 
@@ -242,7 +242,7 @@ def heartbeat(strike: Strike) -> None:
         waiting = thread_owner().owner_id
         send(fair()._kind.acquire(fair(), waiting, 1, 60, waiting=True))
         strike()
-        send(fair()._kind.heartbeat([(fair(), waiting)], 10))
+        send(fair()._kind.heartbeat([(fair(), waiting)], 0))
         send(fair()._kind.leave(fair(), waiting))
     thread_owner().new_id()
     fair(lease_time=60).acquire()
@@ -254,7 +254,7 @@ def beat_of_a_writer(strike: Strike) -> None:
     lock, waiting = writing(prefer="writer"), f"{client_id()}:waits"
     send(lock._kind.acquire(lock, waiting, 1, 60, waiting=True))
     strike()
-    send(lock._kind.heartbeat([(lock, waiting)], 10))
+    send(lock._kind.heartbeat([(lock, waiting)], 0))
 
 
 @story(scripts.WRITE_WITHDRAW)

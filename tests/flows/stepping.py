@@ -344,5 +344,5 @@ class Beater(Actor):
 
     async def _send_heartbeats(self, waits: list[Wait]) -> None:
         lock = waits[0].lock
-        reply = await self.driver.run(lock._kind.heartbeat([(lock, waits[0].asker)], lock._settings.waiter_alive_time))
+        reply = await self.driver.run(lock._kind.heartbeat([(lock, waits[0].asker)], 0))
         heartbeats.wake_who_must_ask(waits, reply[1])

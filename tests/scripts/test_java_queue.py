@@ -10,7 +10,7 @@ from django_rlock.locks.heartbeats import BESIDE_JAVA, GRANTED, QUEUED
 from tests.scripts.conftest import CHANNEL, DEADLINES, JAVA, KEY, ME, OTHER, WAITING, now_ms
 
 THEIRS = f"{UUID(int=5, version=4)}:7"
-LEASE, ALIVE_FOR = 30_000, 10_000
+LEASE, ENTRY_LIVES = 30_000, 2_000
 
 
 @pytest.fixture(autouse=True)
@@ -23,15 +23,15 @@ def held_by_java(redis_client):
 
 
 def wait(run, owner=ME):
-    return run(scripts.RLOCK_WAIT, owner, 1, LEASE, ALIVE_FOR)
+    return run(scripts.RLOCK_WAIT, owner, 1, LEASE)
 
 
 def wait_fenced(run):
-    return run(scripts.FENCED_WAIT, ME, 1, LEASE, 0, 0, ALIVE_FOR)
+    return run(scripts.FENCED_WAIT, ME, 1, LEASE, 0, 0)
 
 
 def heartbeat(run):
-    return run(scripts.JAVA_HEARTBEAT, ALIVE_FOR)
+    return run(scripts.JAVA_HEARTBEAT)
 
 
 def queue(redis_client):
@@ -45,7 +45,7 @@ def test_entry_is_before_javas_and_expires(join, run, redis_client):
         left = now_ms(redis_client)
         assert reply[0 if join is heartbeat else 1] == (BESIDE_JAVA if join is heartbeat else 1)
         assert queue(redis_client) == [JAVA_QUEUE_ENTRY, JAVA]
-        assert left < redis_client.zscore(DEADLINES, JAVA_QUEUE_ENTRY) <= left + ALIVE_FOR
+        assert left < redis_client.zscore(DEADLINES, JAVA_QUEUE_ENTRY) <= left + ENTRY_LIVES
     assert redis_client.pttl(WAITING) > 1000 * 3600, "the keys of a queue in which nobody waits expire"
 
 

@@ -44,7 +44,7 @@ local function note_alive(lock, queue, alive, member, waiting, deadlines)
             leave_javas(waiting, deadlines)
         end
     elseif by_java then
-        join_javas(waiting, deadlines, ARGV[3])
+        join_javas(waiting, deadlines)
     end
     return state_of(lock, queue, member, by_java), left
 end

@@ -10,7 +10,6 @@
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how long to keep the token after this, ms; 0 = forever
 -- ARGV[6]  1 if other processes may hold it as the same owner, with the same token; else 0
--- ARGV[7]  alive time of the entry, ms
 --
 -- Returns {nonce, 'OK', token}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if a Java client
 -- holds it, else 0, ''}.
@@ -21,4 +20,4 @@ local function acquire()
 -- include: fenced_acquire
 end
 
-return {ARGV[1], unpack(with_javas(acquire(), KEYS[1], KEYS[3], KEYS[4], ARGV[7]), 2)}
+return {ARGV[1], unpack(with_javas(acquire(), KEYS[1], KEYS[3], KEYS[4]), 2)}

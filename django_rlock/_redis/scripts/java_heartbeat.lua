@@ -5,7 +5,6 @@
 -- KEYS[n+i]    queue of Redisson's fair lock
 -- KEYS[2*n+i]  deadlines of the waiters there: owner -> epoch ms
 -- ARGV[1]  nonce
--- ARGV[2]  alive time of the entry, ms
 --
 -- Returns {nonce, state, PTTL, ...}, two for each lock. The state is 2 if the lock is free, 3 if a Java client holds it,
 -- 1 if another owner holds it.
@@ -18,7 +17,7 @@ for i = 1, n do
     if left == -2 then
         state = 2
     elseif is_held_by_java(KEYS[i]) then
-        join_javas(KEYS[n + i], KEYS[2 * n + i], ARGV[2])
+        join_javas(KEYS[n + i], KEYS[2 * n + i])
         state = 3
     end
     states[2 * i - 1], states[2 * i] = state, left

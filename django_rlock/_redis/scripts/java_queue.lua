@@ -4,8 +4,10 @@
 
 -- include: java_entry
 
--- If our processes die, a queue in which no Java client waits must not stay forever.
-local DAY_MS = 86400000
+-- How long the entry lives after a heartbeat: while a Java client holds the lock, heartbeats come every 0.1 s, or every
+-- 0.6 s from a process that waits for many locks. If our processes die, the entry keeps a free lock from Java's clients
+-- for no longer; and a queue in which no Java client waits must not stay forever.
+local ENTRY_MS, DAY_MS = 2000, 86400000
 
 -- Redisson's owners are a random UUID, of version 4, and the number of a thread. A named owner may be such a UUID alone.
 local function is_held_by_java(lock)
@@ -14,8 +16,8 @@ local function is_held_by_java(lock)
 end
 
 -- pcall: without the rights, or when memory is full, our waiters get no entry.
-local function join_javas(queue, deadlines, alive_ms)
-    if type(redis.pcall('zadd', deadlines, now_ms() + alive_ms, OURS)) == 'table' then
+local function join_javas(queue, deadlines)
+    if type(redis.pcall('zadd', deadlines, now_ms() + ENTRY_MS, OURS)) == 'table' then
         return
     end
     if redis.pcall('lindex', queue, 0) ~= OURS then
@@ -29,13 +31,13 @@ local function join_javas(queue, deadlines, alive_ms)
 end
 
 -- After the try of a waiting owner: returns the reply, with whether a Java client holds the lock, as a fair lock's.
-local function with_javas(reply, lock, queue, deadlines, alive_ms)
+local function with_javas(reply, lock, queue, deadlines)
     if reply[2] == 'OK' then
         leave_javas(queue, deadlines)
     elseif reply[2] ~= 'LOST' then
         local by_java = is_held_by_java(lock)
         if by_java then
-            join_javas(queue, deadlines, alive_ms)
+            join_javas(queue, deadlines)
         end
         reply[3], reply[4] = by_java and 1 or 0, ''
     end
