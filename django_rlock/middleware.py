@@ -14,11 +14,11 @@ from django_rlock._core.callbacks import log
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.identity import Owner, task_owner, thread_owner
 from django_rlock._transport.registry import awaited_driver, blocking_driver
-from django_rlock._web.http import LOCK_ERRORS, answer, reported
+from django_rlock._web.http import LOCK_ERRORS, answer, reported, route_of
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import Hold
+from django_rlock.locks.records import Hold, context
 from django_rlock.locks.transactions import given_back_later
 
 logger = logging.getLogger("django_rlock.middleware")
@@ -41,8 +41,10 @@ class LockMiddleware:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         self.is_async = iscoroutinefunction(get_response)
+        self.process_view: Callable[..., Any] = _name_route
         if self.is_async:
             markcoroutinefunction(self)
+            self.process_view = _aname_route  # Django would call the other function in a thread
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self.is_async:
@@ -69,6 +71,17 @@ class LockMiddleware:
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """The response to a lock error; Django handles other exceptions."""
         return answer(request, exception) if isinstance(exception, LOCK_ERRORS) else None
+
+
+def _name_route(request: HttpRequest, *_: object) -> None:
+    """Name the request by its route, which is known now. Called before the view."""
+    about = context.get()
+    if about is not None:
+        about["route"] = route_of(request)
+
+
+async def _aname_route(request: HttpRequest, *_: object) -> None:
+    _name_route(request)
 
 
 def _release_left(about: dict[str, str]) -> None:

@@ -233,6 +233,8 @@ class AliasSettings:
     """How long a fencing counter outlives its last use; use None (forever) if Java clients also use it."""
     record_context: bool = _option(True, _flag)
     """Whether to write the request's route and user, and the task's name and id, into the process report."""
+    record_path: bool = _option(False, _flag)
+    """Whether these reports have the whole path of a request instead of its route; a path may contain secrets."""
     show_stacks: bool = _option(True, _flag)
     """Whether a process shows the call stack of a lock's holder to operators with the permission to see it."""
     slow_hold: float = _option(10.0, _seconds)

@@ -19,6 +19,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_fork
 from django_rlock._redis.keys import WRITER
 from django_rlock.locks.infos import Party
+from django_rlock.locks.records import Route
 from django_rlock.settings import get_settings
 from django_rlock.version import __version__
 
@@ -55,9 +56,13 @@ _ROLES = {
 def described_context(using: str, context: Mapping[str, str] | None) -> dict[str, str] | None:
     """The description of the work for which a lock is acquired, for a report of an alias; None if the report omits
     it."""
-    if not context or not get_settings(using).record_context:
+    settings = get_settings(using)
+    if not context or not settings.record_context:
         return None
-    return {key: str(context[key])[:MAX_VALUE] for key in _CONTEXT_KEYS if key in context}
+    found = {key: context[key] for key in _CONTEXT_KEYS if key in context}
+    if settings.record_path and isinstance(route := found.get("route"), Route):
+        found["route"] = route.path
+    return {key: str(value)[:MAX_VALUE] for key, value in found.items()}
 
 
 def describe_process(clock: float) -> dict[str, str]:

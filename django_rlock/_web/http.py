@@ -35,7 +35,7 @@ from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavail
 from django_rlock.locks import BaseLock, MultiLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import TransferredHold
-from django_rlock.locks.records import WorkingOn, context
+from django_rlock.locks.records import Route, WorkingOn, context
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -81,7 +81,15 @@ def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
     if outer is not None and "route" in outer:
         outer.update(_user(request))
         return nullcontext(outer)
-    return WorkingOn({"route": f"{request.method} {request.path}", **_user(request)})
+    return WorkingOn({"route": route_of(request), **_user(request)})
+
+
+def route_of(request: HttpRequest) -> Route:
+    """The name of a request in reports and logs. Before its URL is resolved, that is its method."""
+    match = request.resolver_match
+    route = Route(f"{request.method}" if match is None or match.route is None else f"{request.method} /{match.route}")
+    route.path = f"{request.method} {request.path}"
+    return route
 
 
 def _user(request: HttpRequest) -> dict[str, str]:
@@ -219,7 +227,10 @@ def answer(request: Any, error: RLockError, *, using: str = DEFAULT_ALIAS, statu
     problem = _problem(error, using, status)
     if not isinstance(error, LockTimeoutError):
         logger.error(
-            "%r got a response with status %d: %s", printable(_route(request)), problem.status, printable(error)
+            "%r got a response with status %d: %s",
+            printable(route_of(plain_request(request))),
+            problem.status,
+            printable(error),
         )
     if not isinstance(request, HttpRequest):
         raise _framework_error(request, problem) from error
@@ -296,8 +307,3 @@ def _assets() -> dict[str, str]:
         return {"style": static("django_rlock/locked.css"), "script": static("django_rlock/locked.js")}
     except (ValueError, ImproperlyConfigured):
         return {}
-
-
-def _route(request: Any) -> str:
-    plain = plain_request(request)
-    return f"{plain.method} {plain.path}"

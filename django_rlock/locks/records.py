@@ -32,6 +32,15 @@ _SHORTEST = 0.001
 """For how long a released lock is kept at least, in seconds: servers count whole milliseconds."""
 
 
+class Route(str):
+    """A request in reports: its method, and the pattern that its URL was resolved to. ``path`` has the path instead of
+    the pattern; it may contain secrets."""
+
+    __slots__ = ("path",)
+
+    path: str
+
+
 class WorkingOn:
     """A block that describes the work of the process, for reports. A generator would take twice as long, in each
     request."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django.test import override_settings
+from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock._core.clock import monotonic
@@ -17,7 +18,7 @@ from django_rlock._monitoring import documents, reporter
 from django_rlock._monitoring.documents import guess_role
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.records import context
+from django_rlock.locks.records import Route, context
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually
 from tests.forking import in_child
@@ -191,6 +192,27 @@ def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: C
         context.reset(token)
     assert entry["context"] == {"route": "GET /" + "x" * 251, "user": "7"}
     assert silent["context"] is None
+
+
+@pytest.mark.parametrize(("record_path", "shown"), [(False, "GET /reset/<token>/"), (True, "GET /reset/c7k2/")])
+def test_a_path_is_written_if_the_project_asks_for_it(
+    redis_client: redis.Redis, clock: Clock, settings: Settings, record_path: bool, shown: str
+) -> None:
+    settings.RLOCK = {"default": {"RECORD_PATH": record_path}}
+    route = Route("GET /reset/<token>/")
+    route.path = "GET /reset/c7k2/"
+    token = context.set({"route": route})
+    try:
+        with rlock("stock:1"):
+            clock.publish_in(0.6)
+            [entry] = entries(redis_client)
+            info = rlock("stock:1").info()
+    finally:
+        context.reset(token)
+    assert entry["context"] == {"route": shown}
+    assert info is not None
+    assert info.holder is not None
+    assert info.holder.context == {"route": shown}
 
 
 def test_a_forked_child_leaves_its_parents_report_alone(redis_client: redis.Redis, clock: Clock) -> None:

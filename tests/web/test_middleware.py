@@ -10,13 +10,14 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from pytest_django import Settings
 
 from django_rlock import PermitExpirableSemaphore, distributed_lock, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import context
+from django_rlock.middleware import LockMiddleware
 from tests.background import is_handed_over
 from tests.conftest import OwnServer
 from tests.web.conftest import Holder
@@ -138,6 +139,21 @@ urlpatterns = [
     )
 ]
 
+
+def with_secret(view: Any) -> Any:
+    """The view at a URL with a secret."""
+    if asyncio.iscoroutinefunction(view):
+
+        async def areset(request: HttpRequest, token: str) -> Any:
+            return await view(request)
+
+        return areset
+    return lambda request, token: view(request)
+
+
+RESETTING = [take, atake, take_decorated, atake_decorated, leave, aleave]
+urlpatterns += [path(f"reset/{view.__name__}/<token>/", with_secret(view)) for view in RESETTING]
+
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db]
 
 
@@ -192,6 +208,40 @@ def test_other_errors_are_djangos(get: Any) -> None:
 def test_the_report_names_the_route(get: Any, url: str) -> None:
     assert json.loads(get(url).content) == [{"route": f"GET {url}"}]
     assert context.get() is None
+
+
+@STACKS
+@pytest.mark.parametrize("url", ["/reset/take/c7k2/", "/reset/atake/c7k2/", "/reset/take_decorated/c7k2/"])
+def test_the_report_has_no_secret_of_the_path(get: Any, url: str) -> None:
+    assert json.loads(get(url).content) == [{"route": f"GET {url.replace('c7k2', '<token>')}"}]
+
+
+def test_the_decorator_alone_reports_no_secret_of_the_path(client: Client, settings: Settings) -> None:
+    settings.MIDDLEWARE = settings.MIDDLEWARE[:-1]
+    for name in "take_decorated", "atake_decorated":
+        assert client.get(f"/reset/{name}/c7k2/").json() == [{"route": f"GET /reset/{name}/<token>/"}]
+
+
+def test_before_the_url_is_resolved_the_report_has_the_method_only() -> None:
+    assert json.loads(LockMiddleware(take)(RequestFactory().get("/reset/c7k2/")).content) == [{"route": "GET"}]  # type: ignore[union-attr]
+
+
+@STACKS
+@pytest.mark.parametrize("url", ["/reset/leave/c7k2/", "/reset/aleave/c7k2/"])
+def test_the_log_has_no_secret_of_the_path(get: Any, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    get(url)
+    assert "<token>" in caplog.text
+    assert "c7k2" not in "".join(record.getMessage() for record in caplog.records if "rlock" in record.name)
+
+
+def test_the_log_of_a_failure_has_no_secret_of_the_path(
+    own_server: OwnServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_server().kill()
+    assert get_sync("/reset/take_decorated/c7k2/").status_code == 503
+    (record,) = [record for record in caplog.records if record.name == "django_rlock.web"]
+    assert "'GET /reset/take_decorated/<token>/' got a response with status 503" in record.getMessage()
+    assert "c7k2" not in record.getMessage()
 
 
 @pytest.mark.parametrize("middleware", [True, False])
