@@ -24,6 +24,7 @@ from django_rlock._web.http import (
     answer,
     keep_for_response,
     plain_request,
+    prefers_page,
     refusal,
     reported,
     request_of,
@@ -274,7 +275,8 @@ class LockedCall:
                     if request is not None:
                         section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
-                result = self._failed(error, section, request, args, kwargs)
+                respond = sync_to_async(answer) if prefers_page(request) else answer
+                result = self._failed(error, section, request, args, kwargs, respond)
                 return await result if inspect.isawaitable(result) else result
             return result
 
@@ -390,7 +392,13 @@ class LockedCall:
             warn_once(self.func, alias, request is not None)
 
     def _failed(
-        self, error: RLockError, section: Section[Any], request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        error: RLockError,
+        section: Section[Any],
+        request: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        respond: Callable[..., Any] = answer,
     ) -> Any:
         """The value to return instead of the result; or raises the error."""
         on_locked = self.options.on_locked
@@ -403,7 +411,7 @@ class LockedCall:
             return None if request is None else HttpResponse(status=204)
         if request is None:
             raise error
-        response = answer(request, error, using=self.options.using, status=self.options.status)
+        response = respond(request, error, using=self.options.using, status=self.options.status)
         # An open transaction is around the lock. Django would commit it, because it sees no error.
         roll_back_open()
         return response

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.core.exceptions import BadRequest, ImproperlyConfigured, SynchronousOnlyOperation
+from django.core.exceptions import BadRequest, SynchronousOnlyOperation
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist
@@ -289,15 +289,34 @@ def _retry_after(lease_left: float | None, is_kept: bool = False) -> int:
     return max(1, math.ceil(longest * random.uniform(0.4, 1.0)))  # noqa: S311
 
 
+def prefers_page(request: Any) -> bool:
+    """Whether the response is a page, whose rendering runs code of the project that may query the database."""
+    return (
+        isinstance(request, HttpRequest)
+        and request.get_preferred_type(["application/json", "text/html"]) == "text/html"
+    )
+
+
 def _page(request: HttpRequest, problem: Problem) -> HttpResponse | None:
-    if request.get_preferred_type(["application/json", "text/html"]) != "text/html":
+    if not prefers_page(request):
         return None
+    again = request.get_full_path() if request.method == "GET" else None
+    content = {"problem": problem, "again": again, "assets": _assets()}
+    # The project's context processors get the request, and may fail.
+    html = _rendered(content, request) or _rendered(content, None)
+    return None if html is None else HttpResponse(html, status=problem.status)
+
+
+def _rendered(content: dict[str, Any], request: HttpRequest | None) -> str | None:
+    """The page's HTML; None if it cannot be rendered, because the error page must not be an error itself."""
     try:
-        again = request.get_full_path() if request.method == "GET" else None
-        html = render_to_string(TEMPLATE, {"problem": problem, "again": again, "assets": _assets()}, request)
-    except TemplateDoesNotExist:  # a project without APP_DIRS
+        return render_to_string(TEMPLATE, content, request)
+    except Exception as error:
+        is_missing = isinstance(error, TemplateDoesNotExist) and str(error) == TEMPLATE  # in a project without APP_DIRS
+        if not is_missing:
+            name = TEMPLATE if request is None else f"{TEMPLATE} with the request"
+            logger.exception("A page cannot be rendered: %s", name)
         return None
-    return HttpResponse(html, status=problem.status)
 
 
 def _assets() -> dict[str, str]:
@@ -305,5 +324,5 @@ def _assets() -> dict[str, str]:
     and an error would hide it."""
     try:
         return {"style": static("django_rlock/locked.css"), "script": static("django_rlock/locked.js")}
-    except (ValueError, ImproperlyConfigured):
+    except Exception:  # noqa: BLE001 - any storage may be behind it
         return {}

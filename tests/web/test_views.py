@@ -253,6 +253,60 @@ def test_a_browser_gets_json_where_there_is_no_template(settings: Settings, take
     assert response["Content-Type"] == "application/json"
 
 
+def menu(request: HttpRequest) -> dict[str, object]:
+    """A context processor that queries the database, as those of many projects do."""
+    return {"users": User.objects.count()}
+
+
+def broken_menu(request: HttpRequest) -> dict[str, object]:
+    raise ZeroDivisionError
+
+
+def templates(processor: Any, source: str) -> list[dict[str, Any]]:
+    options = {
+        "context_processors": [f"{__name__}.{processor.__name__}"],
+        "loaders": [("django.template.loaders.locmem.Loader", {"rlock/locked.html": source})],
+    }
+    return [{"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": options}]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_page_may_query_the_database(settings: Settings, taken: Holder, view: Any) -> None:
+    settings.TEMPLATES = templates(menu, "{{ users }} users, {{ problem.code }}")
+    with taken("stock:7"):
+        response = call(view, RequestFactory().post("/buy/7/", headers={"Accept": BROWSER}), pk=7)
+    assert (response.status_code, response.content) == (423, b"0 users, locked")
+
+
+@pytest.mark.parametrize("view", [buy, abuy])
+@pytest.mark.parametrize(
+    ("processor", "source", "content_type", "failures"),
+    [
+        (broken_menu, "{{ problem.code }}", "text/html; charset=utf-8", [" with the request"]),
+        (broken_menu, "{% load nothing %}", "application/json", [" with the request", ""]),
+        (broken_menu, "{% include 'nothing.html' %}", "application/json", [" with the request", ""]),
+    ],
+)
+def test_a_page_that_cannot_be_rendered_is_no_error(
+    settings: Settings,
+    taken: Holder,
+    caplog: pytest.LogCaptureFixture,
+    view: Any,
+    processor: Any,
+    source: str,
+    content_type: str,
+    failures: list[str],
+) -> None:
+    settings.TEMPLATES = templates(processor, source)
+    with taken("stock:7"):
+        response = call(view, RequestFactory().post("/buy/7/", headers={"Accept": BROWSER}), pk=7)
+    assert (response.status_code, response["Content-Type"]) == (423, content_type)
+    assert b"locked" in response.content
+    told = [record.getMessage() for record in caplog.records if record.name == "django_rlock.web"]
+    assert told == [f"A page cannot be rendered: rlock/locked.html{how}" for how in failures]
+
+
 @pytest.mark.parametrize("accept", ["*/*", BROWSER])
 def test_the_holder_is_named_under_debug_only(settings: Settings, taken: Holder, accept: str) -> None:
     request = RequestFactory().post("/buy/7/", headers={"Accept": accept})
