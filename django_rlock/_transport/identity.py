@@ -137,13 +137,23 @@ def may_block_loops() -> bool:
 
 
 def must_not_block() -> bool:
-    """Whether the caller would block an event loop."""
-    return running_loop() is not None and not may_block_loops()
+    """Whether the caller would block an event loop, asyncio's or trio's."""
+    return (running_loop() is not None or in_trio()) and not may_block_loops()
+
+
+def in_trio() -> bool:
+    """Whether the caller is a task of trio."""
+    lowlevel = _loaded("trio.lowlevel")
+    try:
+        return lowlevel is not None and lowlevel.current_task() is not None
+    except (AttributeError, RuntimeError):  # another thread imports trio now, or no task runs here
+        return False
 
 
 _POOLS = {"anyio._backends._asyncio", "concurrent.futures.thread", "multiprocessing.pool"}
 """Modules whose threads run one job after another."""
 _process = _Process()
+_loaded = sys.modules.get
 _calls_for_owners: set[CodeType] = set()
 """Filled on import, and the same in every process."""
 
@@ -165,7 +175,7 @@ def new_request() -> str:
 
 def thread_owner() -> Owner:
     """The owner for the running greenlet, if there is one, else for the running thread."""
-    greenlet = sys.modules.get("greenlet")
+    greenlet = _loaded("greenlet")
     # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
     if greenlet is not None and greenlet.getcurrent().parent is not None:
         return _greenlet_owner(greenlet.getcurrent())

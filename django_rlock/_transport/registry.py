@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from os import getpid
 from typing import Any, Protocol
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -20,7 +21,7 @@ from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, Driver, pack_command, run_sync
 from django_rlock._transport.cluster import Address, Cluster, SlotMap
 from django_rlock._transport.connection import Connection
-from django_rlock._transport.identity import may_block_loops, running_loop
+from django_rlock._transport.identity import must_not_block, running_loop
 from django_rlock._transport.listener import BoundListener, Listener, MakeWaiter, TaskWaiter, ThreadWaiter
 from django_rlock._transport.one_server import (
     Binding,
@@ -134,6 +135,13 @@ def async_driver(using: str) -> Driver:
     return threads.run_in_thread(_make, using, TASKS, "calls", async_driver, TaskWaiter)
 
 
+_modules = sys.modules
+
+
+class TrioBlockedError(SynchronousOnlyOperation, RuntimeError):
+    """A blocking method was called in a task of trio."""
+
+
 class OnAlias(Protocol):
     """An object whose state is on an alias's server, such as a lock."""
 
@@ -143,21 +151,31 @@ class OnAlias(Protocol):
 def blocking_driver(of: OnAlias) -> Driver:
     """The blocking driver. Raises ImproperlyConfigured for a wrong alias; SynchronousOnlyOperation in an event loop,
     unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
-    if os.getpid() != process.pid:
+    if getpid() != process.pid:
         process.notice_fork()
     driver = sync_driver(of.using)
-    if running_loop() is not None and not may_block_loops():
-        raise SynchronousOnlyOperation(
-            "A blocking method was called inside an event loop, which it would block. "
-            "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
-            "statement into a function that you call by sync_to_async()."
-        )
+    if (running_loop() is not None or "trio" in _modules) and must_not_block():
+        raise _blocks_loop()
     return driver
+
+
+def _blocks_loop() -> SynchronousOnlyOperation:
+    if running_loop() is None:
+        # The owner would be the thread, so one task could enter the block of another.
+        return TrioBlockedError(
+            "A blocking method was called in a task of trio, whose loop it would block. Call it in a thread by "
+            "trio.to_thread.run_sync(), the whole 'with' statement in one function."
+        )
+    return SynchronousOnlyOperation(
+        "A blocking method was called inside an event loop, which it would block. "
+        "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
+        "statement into a function that you call by sync_to_async()."
+    )
 
 
 def awaited_driver(of: OnAlias) -> Driver:
     """The async driver. Raises ImproperlyConfigured for a wrong alias, RuntimeError outside asyncio."""
-    if os.getpid() != process.pid:
+    if getpid() != process.pid:
         process.notice_fork()
     if running_loop() is None:
         raise RuntimeError(

@@ -12,20 +12,14 @@ from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
 from django_rlock._core.callbacks import log
 from django_rlock._redis.keys import MAX_NAME
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import Driver, run_flow
-from django_rlock._transport.identity import (
-    NamedOwner,
-    Owner,
-    for_its_owner,
-    may_block_loops,
-    running_loop,
-    thread_owner,
-)
+from django_rlock._transport.identity import NamedOwner, Owner, for_its_owner, thread_owner
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import ownership
@@ -318,11 +312,13 @@ class BaseLock(HeldLock):
         if warns and self.until_commit is None:
             warn_before_commit(self, 3)
         owner = self._named_owner or owner or thread_owner()
-        if running_loop() is not None and not may_block_loops():
+        try:
+            driver = blocking_driver(self)
+        except SynchronousOnlyOperation:
             # A generator that other code entered is dropped here.
             leave_later(self, owner)
         else:
-            run_flow(self._exit, (blocking_driver(self), owner, error))
+            run_flow(self._exit, (driver, owner, error))
 
     __exit__ = released_when_dropped(_end_block)
 
