@@ -19,12 +19,20 @@ class RLockConfig(AppConfig):
         from django_rlock import inspection  # noqa: F401 - it registers itself, and the reports with it
         from django_rlock._tasks.checks import check_tasks
         from django_rlock._web.reads import warn_of_old_values
-        from django_rlock.checks import check_aliases, check_deployment, check_routes, check_settings, warn_inside_uwsgi
+        from django_rlock.checks import (
+            check_aliases,
+            check_deployment,
+            check_hooks,
+            check_routes,
+            check_settings,
+            warn_inside_uwsgi,
+        )
 
         checks.register(check_settings, checks.Tags.caches)
         checks.register(check_deployment, checks.Tags.caches, deploy=True)
         checks.register(check_routes, checks.Tags.urls)
         checks.register(check_aliases)
+        checks.register(check_hooks)
         checks.register(check_tasks)
         pre_save.connect(warn_of_old_values, dispatch_uid="django_rlock._web.reads")
         warn_inside_uwsgi()

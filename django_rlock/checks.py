@@ -11,15 +11,18 @@ import os
 import shlex
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils.module_loading import import_string
 
 from django_rlock._core.redis_py import databases, is_djangos
 from django_rlock._transport.pool import UNSET_TIMEOUT
@@ -286,6 +289,53 @@ def check_aliases(**_options: Any) -> list[CheckMessage]:
         )
         for module, line, using in lines
     ]
+
+
+def check_hooks(**_: Any) -> list[CheckMessage]:
+    """W012: a method of a ModelAdmin or an authentication backend is locked, and gets a request, but is not a view."""
+    import_views()
+    return [
+        _warning(
+            "W012",
+            f"{hook} is not a view: if its lock is taken or lost, it raises the error, and the user sees status 500 "
+            f"unless LockMiddleware is installed.",
+            "Lock a view instead, such as change_view() of the ModelAdmin; or install LockMiddleware, and silence "
+            "this check.",
+        )
+        for hook in dict.fromkeys([*_hooks_of_admins(), *_hooks_of_backends()])
+    ]
+
+
+def _hooks_of_admins() -> Iterator[str]:
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin import options, sites
+
+    for site in sites.all_sites:
+        for admin in site._registry.values():  # noqa: SLF001 - Django's own checks read it, too
+            for cls in (type(admin), *admin.inlines):
+                for name, hook in _locked_methods(cls):
+                    # Methods that Django's classes do not have are views and actions of the project.
+                    if not name.endswith("_view") and any(
+                        hasattr(each, name) for each in (options.ModelAdmin, options.InlineModelAdmin)
+                    ):
+                        yield hook
+
+
+def _hooks_of_backends() -> Iterator[str]:
+    if apps.is_installed("django.contrib.auth"):
+        for path in settings.AUTHENTICATION_BACKENDS:
+            with suppress(ImportError):  # the first login raises it
+                yield from (hook for _name, hook in _locked_methods(import_string(path)))
+
+
+def _locked_methods(cls: type) -> Iterator[tuple[str, str]]:
+    """The locked methods of a class that get a request: their names, and where they are."""
+    for name in dir(cls):
+        owner = next((each for each in cls.__mro__ if name in vars(each)), cls)
+        method = vars(owner).get(name)
+        if hasattr(method, TEMPLATES) and "request" in _parameters(method):
+            yield name, f"{owner.__module__}.{owner.__qualname__}.{name}"
 
 
 def _problems(resolver: URLResolver, prefix: str, outer: tuple[str, ...]) -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.core.signals import got_request_exception
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -25,7 +27,7 @@ logger = logging.getLogger("django_rlock.middleware")
 
 
 class LockMiddleware:
-    """Turns lock errors of views into responses, names the request in reports, and releases locks that the view left
+    """Turns lock errors of requests into responses, names the request in reports, and releases locks that the view left
     held.
 
     Put it after ``AuthenticationMiddleware``, so that reports can name the user. LockTimeoutError becomes LOCKED_STATUS
@@ -45,22 +47,23 @@ class LockMiddleware:
         if self.is_async:
             markcoroutinefunction(self)
             self.process_view = _aname_route  # Django would call the other function in a thread
+        got_request_exception.connect(_note_error, dispatch_uid=__name__)
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self.is_async:
             return self._answer(request)
         with reported(request) as about:
             try:
-                response: HttpResponseBase = self.get_response(request)
-                return response
+                return _answered(request, self.get_response(request))
             finally:
                 _release_left(about)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         with reported(request) as about:
             try:
-                response: HttpResponseBase = await self.get_response(request)
-                return response
+                response = await self.get_response(request)
+                # Rendering a page may query the database.
+                return await sync_to_async(_answered)(request, response) if _ERROR in vars(request) else response
             finally:
                 # The look-up is cheap; a switch to a thread is not.
                 if HOLDS.under(about):
@@ -82,6 +85,22 @@ def _name_route(request: HttpRequest, *_: object) -> None:
 
 async def _aname_route(request: HttpRequest, *_: object) -> None:
     _name_route(request)
+
+
+_ERROR = "rlock_error"
+"""The attribute of a request that holds a lock error for which Django has made a response with status 500."""
+
+
+def _note_error(*, request: HttpRequest | None = None, **_: Any) -> None:
+    """Keep the lock error of a middleware: unlike a view's error, it does not get to ``process_exception``."""
+    error = sys.exception()
+    if isinstance(error, LOCK_ERRORS) and request is not None:
+        vars(request)[_ERROR] = error
+
+
+def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    error = vars(request).get(_ERROR)
+    return response if error is None else answer(request, error)
 
 
 def _release_left(about: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
+from operator import itemgetter
 from types import CoroutineType
 from typing import Any, Literal, NamedTuple
 
@@ -22,12 +23,14 @@ from django_rlock._web.http import (
     LOCK_ERRORS,
     UNREPORTED,
     answer,
+    is_view_call,
     keep_for_response,
     plain_request,
     prefers_page,
     refusal,
     reported,
     request_of,
+    running_calls,
 )
 from django_rlock._web.keytemplates import Arguments, KeyTemplate, names_user
 from django_rlock._web.reads import read_unprotected, unread_user, watched
@@ -51,6 +54,8 @@ logger = logging.getLogger("django_rlock.web")
 Atomic = bool | Literal["auto"]
 
 _MARK = "_non_atomic_requests"  # Django's own, see transaction.non_atomic_requests
+
+_ATOMIC_REQUESTS = itemgetter("ATOMIC_REQUESTS")
 
 _FIXES = {
     (True, True): "Put it above all decorators of the method that wrap it, in a class that derives from View itself.",
@@ -103,10 +108,10 @@ def refuse_atomic_requests(dispatch: Callable[..., Any], request: Any) -> None:
 def databases(atomic: Atomic, is_view: bool, left_out: Iterable[str]) -> list[str]:
     """The aliases on which to open a transaction."""
     always = [DEFAULT_DB_ALIAS] if atomic is True else []
-    if not is_view:
+    if not is_view or not any(map(_ATOMIC_REQUESTS, connections.settings.values())):
         return always
-    atomic_requests = [alias for alias, options in connections.settings.items() if options["ATOMIC_REQUESTS"]]
-    return sorted({*always, *{*atomic_requests}.difference(left_out)}) if atomic_requests else always
+    atomic_requests = {alias for alias, options in connections.settings.items() if options["ATOMIC_REQUESTS"]}
+    return sorted({*always, *atomic_requests.difference(left_out)})
 
 
 @contextmanager
@@ -231,7 +236,7 @@ class LockedCall:
             user = unread_user(request and plain_request(request), read) if self.may_read_user else None
             lock = self._lock(request, self._names(request, args, kwargs, read))
             section = Section(lock)
-            self._warn_inside_transaction(lock, request)
+            self._warn_inside_transaction(lock, request, args)
             instances = read and read_unprotected(read)
             try:
                 with section:
@@ -241,11 +246,11 @@ class LockedCall:
                         # acquire, BEGIN, body, check, COMMIT, release: the next owner must read the committed rows.
                         # See docs/transactions.md.
                         with in_transactions(aliases):
-                            result = self._call(lock, args, kwargs, instances)
+                            result = self._call(lock, request, args, kwargs, instances)
                             ensure_owned((*AROUND.get(), lock))
                         section.is_committed = open_database() is None
                     else:
-                        result = self._call(lock, args, kwargs, instances)
+                        result = self._call(lock, request, args, kwargs, instances)
                     if request is not None:
                         # A streaming response, or a response that is not rendered yet, releases its lock itself.
                         section.left = keep_for_response(lock, result)
@@ -271,7 +276,7 @@ class LockedCall:
                 async with section:
                     if user is not None and user.is_read:
                         await sync_to_async(user.read_again)()
-                    result = await self._acall(args, kwargs, instances)
+                    result = await self._acall(request, args, kwargs, instances)
                     if request is not None:
                         section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
@@ -280,26 +285,46 @@ class LockedCall:
                 return await result if inspect.isawaitable(result) else result
             return result
 
-    def _call(self, lock: BaseLock, args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[Model] = ()) -> Any:
+    def _call(
+        self,
+        lock: BaseLock,
+        request: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: Sequence[Model] = (),
+    ) -> Any:
         """Call the function. A decorator below that opens the transactions gets the locks around it, to check them."""
         if read:
             with watched(read, self.func):
-                return self._call(lock, args, kwargs)
+                return self._call(lock, request, args, kwargs)
         around = AROUND.get()
-        if not self.encloses and not around:
+        is_around = self.encloses or around
+        if request is None and not is_around:
             return _checked(self.func(*args, **kwargs))
+        running = running_calls(request)
+        running.append(self.func)
         try:
-            # What the body calls opens its own transactions, so the locks are passed on to the next decorator only.
-            AROUND.set((*around, lock) if self.encloses else ())
+            if is_around:
+                # What the body calls opens its own transactions, so the locks are passed on to the next decorator only.
+                AROUND.set((*around, lock) if self.encloses else ())
             return _checked(self.func(*args, **kwargs))
         finally:
-            AROUND.set(around)
+            if is_around:
+                AROUND.set(around)  # before any other call: a signal handler may raise after one
+            running.pop()
 
-    async def _acall(self, args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[Model]) -> Any:
-        if not read:
+    async def _acall(
+        self, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[Model] = ()
+    ) -> Any:
+        if read:
+            with watched(read, self.func):
+                return await self._acall(request, args, kwargs)
+        running = running_calls(request)
+        running.append(self.func)
+        try:
             return await self.func(*args, **kwargs)
-        with watched(read, self.func):
-            return await self.func(*args, **kwargs)
+        finally:
+            running.pop()
 
     def _names(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], read: list[Any]) -> Names:
         if self._constant is not None:
@@ -324,13 +349,11 @@ class LockedCall:
         read: list[Any],
     ) -> str:
         values = self.arguments.of_call(args, kwargs)
-        if request is None:
+        if request is None or "request" not in template.names:
             return template.render(values, read)
         try:
             return template.render({**values, "request": request}, read)
         except KeyTemplateError as error:
-            if "request" not in template.names:
-                raise
             # The request lacks a value that the lock's name needs. One traceback is enough for the log.
             raise refusal(request, str(error), any(map(names_user, template.placeholders))) from None
 
@@ -382,14 +405,14 @@ class LockedCall:
             return []
         return databases(atomic, request is not None, self.left_out)
 
-    def _warn_inside_transaction(self, lock: BaseLock, request: Any) -> None:
+    def _warn_inside_transaction(self, lock: BaseLock, request: Any, args: tuple[Any, ...]) -> None:
         entries, self._entries = self._entries, self._entries + 1
         if self.options.atomic is False or not is_to_be_checked(entries):
             return
         alias = open_database()
         # Re-entering is harmless: the outer block holds the lock until its own end.
         if alias is not None and not HOLDS.of_lock(lock, thread_owner()):
-            warn_once(self.func, alias, request is not None)
+            warn_once(self.func, alias, is_view_call(self.func, request, args))
 
     def _failed(
         self,
@@ -404,12 +427,13 @@ class LockedCall:
         on_locked = self.options.on_locked
         if on_locked == "raise":
             raise error
+        responds = is_view_call(self.func, request, args)
         # A LockTimeoutError of the body is about a lock that the body takes.
         if on_locked is not None and isinstance(error, LockTimeoutError) and not section.is_entered:
             if callable(on_locked):
                 return on_locked(error, *args, **kwargs)
-            return None if request is None else HttpResponse(status=204)
-        if request is None:
+            return HttpResponse(status=204) if responds else None
+        if not responds:
             raise error
         response = respond(request, error, using=self.options.using, status=self.options.status)
         # An open transaction is around the lock. Django would commit it, because it sees no error.

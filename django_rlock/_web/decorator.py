@@ -229,18 +229,20 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     from the request; a request without them gets a 400 response. A function instead of a template gets the arguments
     of the call, and returns one or more names. With several names, all locks are taken or none.
 
-    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits forever. By default views wait for
-    VIEW_WAIT_TIME. Other callables try once if ``on_locked`` is "skip" or a function, and otherwise wait forever.
+    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits forever. By default calls with a request
+    wait for VIEW_WAIT_TIME. Other calls try once if ``on_locked`` is "skip" or a function, and otherwise wait forever.
     ``lease_time`` is in seconds; with None the watchdog renews the lease, for ``max_hold_time`` seconds at most (None:
     MAX_HOLD_TIME). The lock stays taken for ``at_least`` seconds after it was acquired, even if the call ends earlier:
     a view responds to other requests with 423, and with the remaining time as ``Retry-After``. With ``permits=3`` up to
     three calls run at once. ``using`` is the RLOCK alias, ``kind`` the kind of lock (None: the alias's default kind).
 
-    A *view* is a callable that gets a request as its first argument, or after ``self``. If the lock is taken, it
-    responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other
-    callables raise LockTimeoutError, LockUnavailableError and LockLostError. ``on_locked`` changes that: ``"raise"``
-    makes a view raise all three; ``"skip"`` returns None when the lock is taken (204 from a view); a function is called
-    with the LockTimeoutError and the arguments of the call, and returns the result.
+    A *view* is the function that the request's URL was resolved to, below other decorators; a handler of a class that
+    derives from View; or a function that ``@api_view``, a view set or ninja calls. If the lock is taken, it responds
+    with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other callables,
+    even with a request, raise LockTimeoutError, LockUnavailableError and LockLostError, which LockMiddleware turns into
+    the same responses. ``on_locked`` changes that: ``"raise"`` makes a view raise all three; ``"skip"`` returns None
+    when the lock is taken (204 from a view); a function is called with the LockTimeoutError and the arguments of the
+    call, and returns the result.
 
     ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT, one
     command checks that the lock is still held; if it was lost, or Redis is unreachable, the transaction is rolled back.

@@ -11,9 +11,10 @@ import logging
 import math
 import random
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -23,12 +24,14 @@ from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.templatetags.static import static
-from django.urls import get_resolver
+from django.urls import get_resolver, get_urlconf
 from django.utils.cache import patch_vary_headers
 from django.utils.functional import LazyObject, empty
 from django.utils.translation import gettext as _
+from django.views import View
 
 from django_rlock._core.callbacks import log
+from django_rlock._core.process import is_test
 from django_rlock._core.text import printable
 from django_rlock._transport.identity import current_owner
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError, StaleTokenError
@@ -40,32 +43,123 @@ from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
-# Finds the request among a call's arguments, and describes it for the process report.
+
+_NO_ATTRIBUTES: Mapping[str, Any] = {}
 
 
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The request that a view gets: its first argument, or its second after ``self``; None for other callables.
-
-    It is Django's request, or Django REST framework's wrapper around it.
-    """
-    # Most views get the request by position; a caller in the project's own code may pass it by name.
+    """The request that a call gets: its first argument, its second after ``self``, or ``request``; None if there is
+    none. It is Django's request, or Django REST framework's wrapper around it."""
+    if args and isinstance(args[0], HttpRequest):
+        return args[0]  # of a view
     for candidate in (*args[:2], kwargs["request"]) if "request" in kwargs else args[:2]:
-        if isinstance(candidate, HttpRequest) or django_request(candidate) is not None:
+        # Read without attribute access, which could evaluate a lazy object.
+        if isinstance(candidate, HttpRequest) or isinstance(
+            getattr(candidate, "__dict__", _NO_ATTRIBUTES).get("_request"), HttpRequest
+        ):
             return candidate
     return None
-
-
-def django_request(request: Any) -> HttpRequest | None:
-    """Django's request inside a wrapper of Django REST framework; None if the value is not such a wrapper."""
-    # Read without attribute access, which could evaluate a lazy object.
-    inner = getattr(request, "__dict__", {}).get("_request")
-    return inner if isinstance(inner, HttpRequest) else None
 
 
 def plain_request(request: Any) -> HttpRequest:
     """Django's request, without the wrapper of Django REST framework."""
     return request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
 
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+# A response is returned only where Django, Django REST framework or ninja sends it. Elsewhere it would hide that the
+# work was not done, and an authentication backend would pass it off as a user.
+
+IN_CLOSURES = "rest_framework.decorators", "ninja.operation"
+"""Modules whose views refer to the project's functions only in their closures."""
+
+ACTIONS = "create", "destroy", "list", "partial_update", "retrieve", "update"
+"""The methods that Django REST framework's generic views call to handle requests."""
+
+
+def running_calls(request: Any) -> list[Callable[..., Any]]:
+    """The functions whose decorated calls run for a request, the outermost first."""
+    if request is None:
+        return []
+    plain = request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
+    return vars(plain).setdefault("rlock_calls", [])  # type: ignore[no-any-return]
+
+
+def is_view_call(func: Callable[..., Any], request: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the return value of a decorated function becomes the response to its request.
+
+    It does if the function handles the request for the view that the URL was resolved to, or is a handler of a
+    class-based view. In a test that calls a function itself, the outermost decorated function counts as the view.
+    """
+    # Django passes the request by position.
+    if request is None or not _is_among(request, args[:2]):
+        return False
+    own, instance = _method(func)
+    around = running_calls(request)
+    if _is_among(own, [_method(each)[0] for each in around]):
+        return False  # the view calls itself
+    first = args[0] if instance is None else instance
+    if isinstance(first, View) and _is_among(own, _handlers(first, request)):
+        return True
+    match = plain_request(request).resolver_match
+    if match is not None:
+        return _is_among(own, _parts(match.func))
+    # Django's handler sets the URLconf before it calls the middleware, which runs before the URL is resolved.
+    is_called_by_test = first is request and is_test() and get_urlconf() is None
+    return is_called_by_test and _is_among(own, _parts(around[0] if around else func))
+
+
+def _is_among(value: object, values: Iterable[object]) -> bool:
+    return any(each is value for each in values)
+
+
+def _method(func: Callable[..., Any]) -> tuple[Callable[..., Any], object]:
+    """A decorated function, and None. If it is a bound method, as in each call below ``method_decorator``: the method's
+    function, and the object."""
+    bound = next((each for each in _parts(func) if isinstance(each, MethodType)), None)
+    return (func, None) if bound is None else (bound.__func__, bound.__self__)
+
+
+def _handlers(view: View, request: Any) -> Iterator[object]:
+    """The methods of a class-based view, and of its base classes, whose return values become the response."""
+    names = {"dispatch", *view.http_method_names}
+    if not isinstance(request, HttpRequest):
+        names |= {*ACTIONS, *(getattr(view, "action_map", None) or {}).values()}
+    for cls in type(view).__mro__:
+        for name in names & vars(cls).keys():
+            yield from _parts(vars(cls)[name])
+
+
+def _parts(view: Any) -> list[Any]:
+    """A view, and all functions below it: below decorators, ``partial``, ``@api_view`` and ninja's views."""
+    found: list[Any] = []
+    waiting = [view]
+    while waiting:
+        each = waiting.pop()
+        if not _is_among(each, found):
+            found.append(each)
+            waiting += _below(each)
+    return found
+
+
+def _below(view: Any) -> list[Any]:
+    if isinstance(view, partial):
+        return [view.func]
+    if isinstance(view, MethodType):
+        return [view.__func__]
+    below = [view.__wrapped__] if hasattr(view, "__wrapped__") else []
+    if getattr(view, "__globals__", {}).get("__name__") in IN_CLOSURES:
+        below += [cell.cell_contents for cell in view.__closure__ or ()]
+    below += [operation.view_func for operation in getattr(view, "operations", ())]  # of ninja's PathView
+    cls = getattr(view, "cls", None)  # @api_view makes a class
+    below += [getattr(cls, name, None) for name in getattr(cls, "http_method_names", ())]
+    if callable(view) and not isinstance(view, FunctionType | type):
+        below.append(type(view).__call__)
+    return below
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
 
 UNREPORTED: AbstractContextManager[Any] = nullcontext()
 """Used instead of ``reported`` outside a request: it reports nothing."""
@@ -76,7 +170,8 @@ def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
 
     The user is named only if it has been loaded already, because a report is not worth a query.
     """
-    request, outer = plain_request(request), context.get()
+    request = request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
+    outer = context.get()
     # The middleware has named the request, perhaps before the user was loaded.
     if outer is not None and "route" in outer:
         outer.update(_user(request))
