@@ -1,4 +1,5 @@
-"""The app: its ``ready()`` imports the modules that register themselves, such as the system checks and the reports."""
+"""The app: its ``ready()`` imports the modules that register themselves, such as the system checks and the reports, and
+connects the signals by which requests and tasks tell when they end."""
 
 import sys
 
@@ -27,6 +28,7 @@ class RLockConfig(AppConfig):
             check_settings,
             warn_inside_uwsgi,
         )
+        from django_rlock.middleware import hear_of_ends
 
         checks.register(check_settings, checks.Tags.caches)
         checks.register(check_deployment, checks.Tags.caches, deploy=True)
@@ -36,6 +38,7 @@ class RLockConfig(AppConfig):
         checks.register(check_tasks)
         pre_save.connect(warn_of_old_values, dispatch_uid="django_rlock._web.reads")
         warn_inside_uwsgi()
+        hear_of_ends()
         if "sentry_sdk" in sys.modules:
             from django_rlock.metrics import leave_breadcrumbs
 

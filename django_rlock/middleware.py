@@ -1,21 +1,26 @@
-"""``LockMiddleware``: reports the locks of a request, turns lock errors into responses, and releases leftover locks."""
+"""``LockMiddleware``: reports the locks of a request, turns lock errors into responses, and releases leftover locks.
+
+Without it, and after tasks, leftover locks are released at the signals by which Django and Celery report the end.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
-from django.core.signals import got_request_exception
+from django import VERSION
+from django.core.signals import got_request_exception, request_finished, request_started
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_rlock._core.callbacks import log
 from django_rlock._transport.calls import run_flow
-from django_rlock._transport.identity import Owner, task_owner, thread_owner
-from django_rlock._transport.registry import awaited_driver, blocking_driver
+from django_rlock._transport.identity import Owner, running_loop, task_owner, thread_owner
+from django_rlock._transport.registry import awaited_driver, blocking_driver, sync_driver
 from django_rlock._web.http import LOCK_ERRORS, answer, reported, route_of
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
@@ -148,3 +153,115 @@ def _tell_left(hold: Hold, about: dict[str, str]) -> None:
 
 def _tell_failure(failure: RLockError, about: dict[str, str]) -> None:
     log(logger, logging.WARNING, "After %r: %s", about["route"], failure)
+
+
+# --- holds that end with a request or a task --------------------------------------------------------------------------
+
+# A thread or greenlet handles one request or task after another. What one of them left held would be the next one's.
+
+
+class Begun(NamedTuple):
+    """A request or task that an owner has begun. ``before`` has the owner's holds of that time, and how often each was
+    held without a block; ``around`` is the request or task inside which this one runs.
+    """
+
+    key: object
+    owner: Owner
+    before: Mapping[Hold, int]
+    around: Begun | None
+
+
+_begun: ContextVar[Begun | None] = ContextVar("rlock_begun", default=None)
+
+
+def begin_work(key: object, is_inner: bool) -> None:
+    """Note that the running thread or greenlet begins a request or a task; ``is_inner`` is whether another one may be
+    under way in it."""
+    owner = thread_owner()
+    before = {hold: _unkept(hold) for hold in HOLDS.of(owner)} if HOLDS.table else {}
+    _begun.set(Begun(key, owner, before, _begun.get() if is_inner else None))
+
+
+def end_work(key: object, name: str) -> None:
+    """End what the request or task with this key, named so in the log, leaves held without a block."""
+    begun = _begun.get()
+    while begun is not None and begun.key != key:
+        begun = begun.around
+    if begun is None:
+        return
+    _begun.set(begun.around)
+    # A server may close a response in another thread, whose holds are its own affair.
+    if HOLDS.table and running_loop() is None and begun.owner is thread_owner():
+        for hold in HOLDS.of(begun.owner):
+            left = _unkept(hold) - begun.before.get(hold, 0)
+            if left > 0:
+                _end_left(hold, left, name)
+
+
+def _unkept(hold: Hold) -> int:
+    """How often a lock is held without a block or a transaction that will release it."""
+    return hold.count - hold.scoped - given_back_later(hold.key)
+
+
+def _end_left(hold: Hold, left: int, name: str) -> None:
+    lock: Any = hold.lock
+    if left == hold.count and (hold.lost is not None or not hold.renewed):
+        # A lease that the project has chosen runs on, but the next request or task does not own the lock.
+        HOLDS.remove(hold)
+        return
+    log(
+        logger, logging.WARNING,
+        "%s has ended and still held lock %r, acquired at %s; it is released now. Use 'with', or release it in "
+        "'finally'. For a hold that is to last longer, use owner=, and hand_over() if another process releases it.",
+        name, lock.name, hold.taken_at,
+    )  # fmt: skip
+    for _ in range(left):
+        if hold in HOLDS:
+            try:
+                run_flow(lock._release_for, (sync_driver(lock.using), hold.owner))  # noqa: SLF001
+            except RLockError as failure:
+                log(logger, logging.WARNING, "After the end of %s: %s", name, failure)
+
+
+def hear_of_ends() -> None:
+    """Connect the signals by which Django and Celery report that a thread begins or ends a request or a task."""
+    request_started.connect(begin_request, dispatch_uid="django_rlock")
+    request_finished.connect(end_request, dispatch_uid="django_rlock")
+    if "celery" in sys.modules:
+        from celery.signals import task_postrun, task_prerun
+
+        task_prerun.connect(begin_run, dispatch_uid="django_rlock")
+        task_postrun.connect(end_run, dispatch_uid="django_rlock")
+    if VERSION >= (6, 0):
+        from django.tasks.signals import task_finished, task_started
+
+        task_started.connect(begin_task, dispatch_uid="django_rlock")
+        task_finished.connect(end_task, dispatch_uid="django_rlock")
+
+
+def begin_request(**_: Any) -> None:
+    begin_work("request", is_inner=False)
+
+
+def end_request(**_: Any) -> None:
+    end_work("request", "A request")
+
+
+def begin_run(task_id: str, task: Any, **_: Any) -> None:
+    """Receive Celery's signal."""
+    begin_work(task_id, is_inner=bool(task.request.is_eager))
+
+
+def end_run(task_id: str, task: Any, **_: Any) -> None:
+    """Receive Celery's signal."""
+    end_work(task_id, f"Task {task.name}[{task_id}]")
+
+
+def begin_task(task_result: Any, **_: Any) -> None:
+    """Receive the signal of Django's own tasks."""
+    begin_work(task_result.id, is_inner=True)
+
+
+def end_task(task_result: Any, **_: Any) -> None:
+    """Receive the signal of Django's own tasks."""
+    end_work(task_result.id, f"Task {task_result.task.module_path}[{task_result.id}]")

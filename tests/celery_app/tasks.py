@@ -505,3 +505,11 @@ def all_of(values):
 @app.task
 def text_of(value):
     return f"got {value}"
+
+
+@app.task
+def leaves_a_lock(log, **options):
+    """Without a base class, and without a block. Returns the process, and how often the lock is held now."""
+    lock = RLock(f"left:{log}", **options)
+    assert lock.acquire(wait_time=WORK)
+    return os.getpid(), lock.hold_count()

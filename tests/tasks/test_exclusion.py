@@ -3,7 +3,7 @@
 import pytest
 from celery import chain, chord, group
 
-from django_rlock import FairLock, LockTimeoutError
+from django_rlock import FairLock, LockTimeoutError, RLock
 from tests.celery_app import app, records, tasks
 from tests.celery_app.records import overlaps, starts, until
 
@@ -204,3 +204,11 @@ def test_headers_that_no_sender_makes_are_ignored(worker, log, headers):
     result = app.send_task(tasks.names_its_lock.name, [log, False], queue=worker.queue, headers=headers)
     assert result.get(timeout=records.WAIT) == f"work:{log}"
     until(lambda: f"{max(headers, key='token'.__ne__)}" in worker.last_lines(50))
+
+
+def test_a_task_without_a_lock_of_its_own_leaves_nothing_to_the_next_one(busy, log):
+    """A child of the worker runs one task after another."""
+    first, second = (tasks.leaves_a_lock.apply_async((log,), queue=busy.queue) for _ in range(2))
+    child, count = first.get(timeout=records.WAIT)
+    assert second.get(timeout=records.WAIT) == [child, count] == [child, 1]
+    assert not RLock(f"left:{log}").locked()
