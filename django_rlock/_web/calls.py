@@ -22,7 +22,9 @@ from django_rlock._transport.identity import thread_owner
 from django_rlock._web.http import (
     LOCK_ERRORS,
     UNREPORTED,
+    NobodyError,
     answer,
+    ask_to_log_in,
     is_view_call,
     keep_for_response,
     plain_request,
@@ -234,7 +236,11 @@ class LockedCall:
         with UNREPORTED if request is None else reported(request):
             read: list[Any] = []
             user = unread_user(request and plain_request(request), read) if self.may_read_user else None
-            lock = self._lock(request, self._names(request, args, kwargs, read))
+            try:
+                names = self._names(request, args, kwargs, read)
+            except NobodyError as error:
+                return self._login(error, request, args)
+            lock = self._lock(request, names)
             section = Section(lock)
             self._warn_inside_transaction(lock, request, args)
             instances = read and read_unprotected(read)
@@ -269,7 +275,11 @@ class LockedCall:
         with UNREPORTED if request is None else reported(request):
             read: list[Any] = []
             user = unread_user(request and plain_request(request), read) if self.may_read_user else None
-            lock = self._lock(request, await self._anames(request, args, kwargs, read))
+            try:
+                names = await self._anames(request, args, kwargs, read)
+            except NobodyError as error:
+                return await sync_to_async(self._login)(error, request, args)
+            lock = self._lock(request, names)
             section = Section(lock)
             instances = read and read_unprotected(read)
             try:
@@ -355,7 +365,17 @@ class LockedCall:
             return template.render({**values, "request": request}, read)
         except KeyTemplateError as error:
             # The request lacks a value that the lock's name needs. One traceback is enough for the log.
-            raise refusal(request, str(error), any(map(names_user, template.placeholders))) from None
+            needs_user = any(names_user(each) and not each.optional for each in template.placeholders)
+            raise refusal(request, str(error), needs_user) from None
+
+    def _login(self, error: NobodyError, request: Any, args: tuple[Any, ...]) -> Any:
+        """What the view would respond to a request of nobody; raises the error if the view does not require a login."""
+        # Django's method_decorator passes a partial of the view's method.
+        view = getattr(self.func.func, "__self__", None) if isinstance(self.func, partial) else next(iter(args), None)
+        response = ask_to_log_in(request, view, self.func)
+        if response is None:
+            raise error
+        return response
 
     async def _anames(self, request: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], read: list[Any]) -> Names:
         if self.reads_attributes:

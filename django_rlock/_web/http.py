@@ -298,6 +298,10 @@ class MissingValueError(BadRequest):
     """A request lacks a value that the lock's name needs; Django responds with 400."""
 
 
+class NobodyError(MissingValueError):
+    """The value that the request lacks is the user: nobody is logged in."""
+
+
 class Problem(NamedTuple):
     """The content of a response. ``retry_after`` is whole seconds; ``holder`` is None without DEBUG."""
 
@@ -351,13 +355,26 @@ def _framework_error(request: Any, problem: Problem) -> Exception:
 def refusal(request: Any, reason: str, names_user: bool) -> Exception:
     """The error for a request without a value that the lock's name needs. The status is 400; in Django REST framework,
     if the value is the user and nobody is logged in, 401 or 403, depending on the view's authentication."""
+    is_nobody = names_user and not getattr(getattr(request, "user", None), "is_authenticated", False)
     if isinstance(request, HttpRequest):
-        return MissingValueError(reason)
+        return NobodyError(reason) if is_nobody else MissingValueError(reason)
     from rest_framework.exceptions import NotAuthenticated, ParseError
 
-    is_known = getattr(getattr(request, "user", None), "is_authenticated", False)
-    error: Exception = NotAuthenticated() if names_user and not is_known else ParseError(reason)
+    error: Exception = NotAuthenticated() if is_nobody else ParseError(reason)
     return error
+
+
+def ask_to_log_in(request: HttpRequest, view: Any, func: Callable[..., Any]) -> HttpResponseBase | None:
+    """The response of the mixin or decorator below the lock that requires a login; None if there is none."""
+    if hasattr(view, "handle_no_permission"):
+        response: HttpResponseBase = view.handle_no_permission()
+        return response
+    if not hasattr(func, "login_url"):
+        return None
+    # login_required and the like leave their arguments on the function, for Django's own middleware.
+    from django.contrib.auth.middleware import LoginRequiredMiddleware
+
+    return LoginRequiredMiddleware(lambda _request: HttpResponse()).handle_no_permission(request, func)
 
 
 def _problem(error: RLockError, using: str, status: int | None) -> Problem:

@@ -12,6 +12,7 @@ from uuid import uuid4
 import celery
 import redis
 from celery import Celery
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import models, transaction
 from django.db.models import F
 from django.http import HttpResponse
@@ -28,7 +29,7 @@ from django_rlock.celery import LockedTask
 
 IMPORTED: list[Any] = [
     *(APIView, Celery, F, HttpResponse, LockedTask, ModelViewSet, NinjaAPI, ThreadPoolExecutor, View),
-    *(action, api_view, method_decorator, uuid4),
+    *(LoginRequiredMixin, action, api_view, method_decorator, uuid4),
 ]
 
 
