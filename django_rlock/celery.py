@@ -94,6 +94,10 @@ class LockedTask(AbstractTask[P, R_co]):
     Parts of a chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a
     reservation in the queue is lost or expires, a second message may be sent, but each run still takes the lock.
 
+    A message whose process has died more than ``lock_max_deaths`` times, or more often than its queue's
+    ``x-delivery-limit`` allows, is rejected for good: RabbitMQ dead-letters it, and other brokers discard it. With None
+    only the queue's limit applies.
+
     Work that may have begun is never skipped: a redelivered message, or a message sent by the task's own ``retry()``,
     is sent again without limit until it can run. A task runs at least once. A task that succeeds does not run again
     while its success is remembered, for ``done_marker_time`` seconds; None is three visibility timeouts, 0 turns it

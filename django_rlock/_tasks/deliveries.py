@@ -36,6 +36,7 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
+from django_rlock._tasks.deaths import BROKERS_COUNT, DEATHS, RETURNED, limit_of
 from django_rlock._transport.calls import REMEMBERED, ScriptCall, run_flow
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import SLOWEST_TICK, clean_up
@@ -76,7 +77,10 @@ SENT_AGAIN = "rlock_sent_again"
 """Set in the request of a run whose message was sent again."""
 _DELAY = re.compile(r"^(?:[01]\.){28}")
 """The prefix that RabbitMQ's delay puts before a routing key: the number of seconds in binary."""
-_OURS = frozenset({RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE})
+_OF_DELIVERY = frozenset(
+    {RETRIES, COPY, TOKEN, PARENTS, WAITED, RECEIVED, CONTENT_TYPE, DEATHS, RETURNED, BROKERS_COUNT}
+)
+"""The headers about a delivery, which its copies get anew."""
 
 
 class Standing(enum.Enum):
@@ -117,6 +121,7 @@ class Delivery:
             self.lock_retries = int(ours(RETRIES) or 0)
             self.waited = float(ours(WAITED) or 0)
         self._received: float | None = ours(RECEIVED)
+        self._returned: int | None = ours(RETURNED)
         self._known: str | None = None
 
     @cached_property
@@ -151,7 +156,7 @@ class Delivery:
     @property
     def may_be_a_copy(self) -> bool:
         """Whether another delivery may exist, so that the record of the task must be read."""
-        return self.has_begun or bool(self._token) or self._has_waited
+        return self.has_begun or bool(self._token) or bool(self._returned) or self._has_waited
 
     @property
     def _has_waited(self) -> bool:
@@ -182,6 +187,21 @@ class Delivery:
         if int(retries) != self.retries:
             return self.retries > int(retries)
         return token in {self._token, *self._parents}
+
+    @cached_property
+    def deaths(self) -> int:
+        """How often brokers have taken the message and its predecessors back, mostly because their process had died."""
+        returned = int(self._is_redelivered) if self._returned is None else self._returned
+        return int(vars(self.message).get(DEATHS) or 0) + returned
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the next delivery will count this one: it is the first of its message, or the broker counts."""
+        return not self._is_redelivered or self._returned is not None
+
+    def most_deaths(self, option: int | None) -> float:
+        """After how many deaths the message is rejected for good; infinite without a limit."""
+        return limit_of(self._task.app, self.queue, option)
 
     @property
     def keeps_outcome(self) -> bool:
@@ -243,7 +263,7 @@ class Delivery:
         elif self._token:
             token = self._token  # without the record, another token could not be recorded: the same copy is sent again
         retries = self.lock_retries + (not waited)
-        return {RETRIES: retries, COPY: is_copy, TOKEN: token, PARENTS: parents, WAITED: waited}
+        return {RETRIES: retries, COPY: is_copy, TOKEN: token, PARENTS: parents, WAITED: waited, DEATHS: self.deaths}
 
     def note_copy(self, headers: dict[str, Any]) -> None:
         """Record that only this copy counts, unless another one was recorded since ``standing()``."""
@@ -276,9 +296,9 @@ def kept_options(message: Context, names: Collection[str]) -> dict[str, Any]:
 
 def headers_of_next(message: Context, headers: Mapping[str, Any]) -> dict[str, Any]:
     """The headers of a message that is sent again: ours, also where it gets new ones, except for the headers about this
-    delivery, so that its copies are counted anew."""
+    delivery, so that its copies and its deaths are counted anew."""
     ours = {name: value for name, value in (message.headers or {}).items() if name.startswith("rlock_")}
-    return {name: value for name, value in {**ours, **headers}.items() if name not in _OURS}
+    return {name: value for name, value in {**ours, **headers}.items() if name not in _OF_DELIVERY}
 
 
 def visibility_timeout(app: Any) -> float:

@@ -30,6 +30,7 @@ from celery.states import REJECTED, SUCCESS
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._tasks.deaths import DEATHS, RETURNED, returned_before
 from django_rlock._tasks.deliveries import (
     CONTENT_TYPE,
     COPY,
@@ -46,7 +47,11 @@ from django_rlock.exceptions import LockUnavailableError
 
 logger = logging.getLogger("django_rlock.celery")
 
-_TYPES: Mapping[str, Any] = {RETRIES: int, COPY: int, WAITED: int | float, RECEIVED: object, CONTENT_TYPE: object}
+_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys((RETRIES, COPY, DEATHS, RETURNED), int),
+    WAITED: int | float,
+    **dict.fromkeys((RECEIVED, CONTENT_TYPE), object),
+}
 """The types of our headers' values. A broker may keep the two last ones, which are set anew."""
 _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The worker's requests of messages with reservations, by their ids: some of Celery's signals lack the request."""
@@ -59,6 +64,8 @@ def _note_arrival(request: Any, **_: Any) -> None:
     if hasattr(request.task, "_rlock"):
         _drop_foreign(request.request_dict, request.id)
         request.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: request.content_type})
+        if (returned := returned_before(request.message)) is not None:
+            request.request_dict[RETURNED] = returned
         if RESERVATION in request.request_dict:
             _received[request.id] = request
 

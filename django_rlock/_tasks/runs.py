@@ -201,11 +201,23 @@ class Run:
             standing = self._end_if_settled(delivery)
             if standing is Standing.SETTLING:
                 raise self._sent_anew(delivery, RLockError(standing.value), self._delay(delivery), is_copy=True)
+            if delivery.deaths:
+                self._end_if_poison(delivery)
             delivery.note_run()
         if self._reservation is not None and self._reservation.begin() and not delivery.retries:
             raise _ReplacedError
         if self.task._stores_start and delivery.keeps_outcome:  # noqa: SLF001
             self._store(delivery.message, {"pid": os.getpid(), "hostname": delivery.message.hostname}, STARTED)
+
+    def _end_if_poison(self, delivery: Delivery) -> None:
+        """Reject a message for good whose processes have died too often; else see that this death is counted."""
+        most = delivery.most_deaths(self.options.max_deaths)
+        if delivery.deaths > most:
+            reason = f"its process has died, or returned its message, {delivery.deaths} times"
+            self.log(logging.ERROR, "is rejected for good: %s", reason)
+            raise Rejected(reason, requeue=False)
+        if most < math.inf and not delivery.is_counted:
+            raise self._sent_anew(delivery, RLockError("its process has died"), 0, is_copy=True)
 
     def _note_success(self) -> None:
         """Record the success while the lock is still held, so that no copy can run before that."""

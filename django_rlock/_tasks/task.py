@@ -44,6 +44,7 @@ class AbstractTask(_Task[P, R_co]):
     lock_retry_delay: Duration = 1
     lock_retry_max_delay: Duration = 60
     lock_max_retries: int | None = None
+    lock_max_deaths: int | None = None
     lock_using: str = DEFAULT_ALIAS
     lock_kind: KindName | None = None
     done_marker_time: Duration | None = None
@@ -85,6 +86,7 @@ class TaskOptions:
     retry_delay: float
     retry_max_delay: float
     max_retries: int | None
+    max_deaths: int | None
     done_marker_time: float | None
     using: str
     kind: KindName | None
@@ -121,6 +123,7 @@ class TaskOptions:
             retry_delay=_delay(task, "lock_retry_delay"),
             retry_max_delay=_delay(task, "lock_retry_max_delay"),
             max_retries=_count(task, "lock_max_retries"),
+            max_deaths=_count(task, "lock_max_deaths"),
             done_marker_time=_seconds(task, "done_marker_time", "None means three visibility timeouts"),
             using=task.lock_using,
             kind=task.lock_kind if task.lock_permits is None else limited_kind(task.lock_kind),

@@ -6,12 +6,15 @@ The environment says where its servers are; ``use()`` says it to a process that 
 import faulthandler
 import json
 import os
+from functools import cache
+from typing import Any
 
 from billiard.pool import Pool
 from celery import Celery
 from celery.signals import task_postrun, task_retry, worker_init, worker_process_init, worker_ready
-from kombu import serialization
+from kombu import Exchange, Queue, serialization
 
+from django_rlock._tasks import holders
 from django_rlock.signals import task_deduplicated, task_deferred
 from tests.celery_app.records import record
 from tests.celery_app.workers import use_temporary_folder
@@ -24,6 +27,12 @@ BLIND = "RLOCK_TEST_BLIND"
 
 RABBIT, RABBIT_QUEUES = "RLOCK_TEST_RABBIT", "RLOCK_TEST_RABBIT_QUEUES"
 """The address of a RabbitMQ to take for messages, and what queues are made there: classic, quorum or topic."""
+
+POISONED = "RLOCK_TEST_POISONED"
+"""The name of a quorum queue of RabbitMQ that dead-letters a message after two deaths."""
+
+MACHINE = "RLOCK_TEST_MACHINE"
+"""What a worker takes for its machine; no other one knows then whether its processes live."""
 
 WORKERS_CANNOT_ENCODE = "RLOCK_TEST_CANNOT_ENCODE"
 """Set for a worker that decodes arguments in the tests' own format, and cannot encode them."""
@@ -73,6 +82,13 @@ def use_rabbit(other: Celery, url: str, queues: str) -> None:
     )
 
 
+def poisoned_queue(name: str) -> Queue:
+    """A quorum queue that dead-letters messages to a queue of its own."""
+    arguments: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
+    arguments |= {"x-queue-type": "quorum", "x-delivery-limit": 2}
+    return Queue(name, Exchange(name), routing_key=name, queue_arguments=arguments)
+
+
 def use_sqs(other: Celery, port: str) -> None:
     """Have an app take the queues of an SQS on this machine for the messages."""
     other.conf.update(
@@ -97,6 +113,9 @@ if "RLOCK_TEST_CELERY" in os.environ:
 
 if RABBIT in os.environ:
     use_rabbit(app, os.environ[RABBIT], os.environ[RABBIT_QUEUES])
+
+if POISONED in os.environ:
+    app.conf.task_queues = [poisoned_queue(os.environ[POISONED])]
 
 if SQS in os.environ:
     use_sqs(app, os.environ[SQS])
@@ -140,6 +159,12 @@ def _listen_in_workers(**_):
 
 
 worker_process_init.connect(use_temporary_folder)
+
+
+@worker_init.connect
+def _move_to_another_machine(**_):
+    if MACHINE in os.environ:
+        holders._machine = cache(lambda: os.environ[MACHINE])
 
 
 @worker_init.connect

@@ -180,6 +180,11 @@ def lasts(self, log, gated=False):
     return work(self, log, gated)
 
 
+@locked(acks_late=True, lock_max_deaths=2, **soon)
+def dies_twice_at_most(self, log):
+    return work(self, log)
+
+
 @locked(acks_late=True, ignore_result=True, **soon)
 def lasts_and_keeps_nothing(self, log, gated=False):
     return work(self, log, gated)
@@ -405,6 +410,13 @@ class RetriesOutside(LockedTask[..., Any]):
 def retries_outside(self, log, point):
     record(f"{log}:headers", sorted(self.request.headers.keys() - {RECEIVED, CONTENT_TYPE}))
     return work(self, log)
+
+
+@locked(lock_using="short", acks_late=True, reject_on_worker_lost=True, **soon)
+def takes_its_container_along(self, log):
+    """End the whole worker, as a container ends that has no memory left."""
+    record(f"{log}:starts", {"id": self.request.id})
+    os.killpg(0, signal.SIGKILL)
 
 
 @locked()

@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from django_rlock import FairLock
-from tests.celery_app import RABBIT, RABBIT_QUEUES, app, records, use_rabbit
+from tests.celery_app import MACHINE, POISONED, RABBIT, RABBIT_QUEUES, app, poisoned_queue, records, use_rabbit
 from tests.celery_app.records import overlaps, starts
 from tests.forms import long
 from tests.rabbitmq import RabbitServer, RabbitUnavailableError
@@ -36,24 +36,30 @@ def queues(request):
 def start_worker(start_worker, rabbit, queues):
     """Starts a worker on a queue of RabbitMQ."""
 
-    def start(name, *options):
-        environ = {RABBIT: rabbit.url, RABBIT_QUEUES: queues}
-        return start_worker(f"{name}-{queues}", "--pool", "prefork", *options, **environ)
+    def start(name, *options, **environ):
+        environ |= {RABBIT: rabbit.url, RABBIT_QUEUES: queues}
+        queue = environ.get(POISONED, f"{name}-{queues}")
+        return start_worker(queue, "--pool", "prefork", *options, **environ)
 
     return start
 
 
 @pytest.fixture
-def send(celery_servers, rabbit, queues):
+def publisher(celery_servers, rabbit, queues):
+    with Celery("publisher", set_as_current=False) as made:
+        made.conf.update(result_backend=app.conf.result_backend)
+        use_rabbit(made, rabbit.url, queues)
+        yield made
+
+
+@pytest.fixture
+def send(publisher):
     """Sends a task of the tests' app to the queue of a worker."""
-    with Celery("publisher", set_as_current=False) as publisher:
-        publisher.conf.update(result_backend=app.conf.result_backend)
-        use_rabbit(publisher, rabbit.url, queues)
 
-        def send(worker, name, *args):
-            return publisher.send_task(f"tests.celery_app.tasks.{name}", args, queue=worker.queue)
+    def send(worker, name, *args):
+        return publisher.send_task(f"tests.celery_app.tasks.{name}", args, queue=worker.queue)
 
-        yield send
+    return send
 
 
 def forget(log, run):
@@ -107,4 +113,21 @@ def test_the_message_of_a_killed_worker_is_not_skipped(start_worker, send, log):
         records.record(f"{log}:go", "go")
         assert result.get(timeout=records.WAIT) == f"done {log}"
     assert len(starts(log, 1)) == 1
+    assert not records.count(f"{log}:starts")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("queues", ["quorum"])
+def test_a_message_that_kills_each_machine_is_dead_lettered(start_worker, rabbit, publisher, log):
+    name = f"poisoned-{log}"
+    publisher.conf.task_queues = [poisoned_queue(name)]
+    with publisher.connection_for_write() as connection:
+        dead = connection.SimpleQueue(f"{name}-dead", queue_opts={"durable": True, "exclusive": False})
+        result = publisher.send_task("tests.celery_app.tasks.takes_its_container_along", [log], queue=name)
+        for number in range(3):
+            with start_worker(name, "-c", "1", **{POISONED: name, MACHINE: f"machine{number}"}) as worker:
+                starts(log, 1)
+                worker.process.wait(records.WAIT)
+        with start_worker(name, "-c", "1", **{POISONED: name, MACHINE: "last"}):
+            assert dead.get(timeout=records.WAIT).headers["id"] == result.id
     assert not records.count(f"{log}:starts")
