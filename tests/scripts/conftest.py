@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.client import PubSub
 
 from django_rlock._redis import keys
 from django_rlock._redis.scripts import Script
@@ -97,13 +98,32 @@ def heard(server: EmbeddedServer):
         listener.get_message(timeout=PATIENCE)
 
         def collect(*, by_holders: bool = False) -> list[tuple[str, str]]:
-            found = []
-            listener.ping("that was all")
-            while (message := listener.get_message(timeout=PATIENCE))["type"] != "pong":
-                found.append((message["channel"], message["data"]))
-            return [message for message in found if (message[0] == FORCED) is by_holders]
+            return [message for message in arrived(listener) if (message[0] == FORCED) is by_holders]
 
         yield collect
+
+
+@pytest.fixture
+def heard_at(server: EmbeddedServer):
+    """``heard_at(channel, …)`` subscribes to channels, and returns what collects the channels of its messages."""
+    with server.client(protocol=2) as client, client.pubsub() as listener:
+
+        def subscribe(*channels: str) -> Callable[[], list[str]]:
+            for channel in channels:
+                listener.subscribe(channel)
+                listener.get_message(timeout=PATIENCE)
+            return lambda: [channel for channel, _ in arrived(listener)] if channels else []
+
+        yield subscribe
+
+
+def arrived(listener: PubSub) -> list[tuple[str, str]]:
+    """The messages since the last call, as (channel, text)."""
+    found = []
+    listener.ping("that was all")
+    while (message := listener.get_message(timeout=PATIENCE))["type"] != "pong":
+        found.append((message["channel"], message["data"]))
+    return found
 
 
 @pytest.fixture

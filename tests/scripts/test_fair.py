@@ -1,5 +1,7 @@
 """The scripts of the fair lock."""
 
+from uuid import UUID
+
 import pytest
 
 from django_rlock._redis import scripts
@@ -393,32 +395,76 @@ _, _, WAITING, DEADLINES = release_keys(KEY)
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
+@pytest.mark.parametrize("is_monitored", [False, True], ids=["", "monitored"])
 @pytest.mark.parametrize(
-    ("deadlines", "woken"),
+    ("queue", "told", "kept"),
     [
-        ({}, None),
-        ({JAVA: NEVER}, JAVA),
-        ({JAVA: NEVER, OTHER: NEVER}, JAVA),
-        ({JAVA: LONG_AGO, OTHER: NEVER}, OTHER),
-        ({JAVA: LONG_AGO, OTHER: LONG_AGO}, None),
-        ({JAVA: None}, JAVA),
+        ({JAVA: (NEVER, True), OTHER: (NEVER, True)}, JAVA, [JAVA, OTHER]),
+        ({JAVA: (LONG_AGO, False), OTHER: (NEVER, True)}, OTHER, [OTHER]),
+        ({JAVA: (LONG_AGO, False), OTHER: (LONG_AGO, False)}, None, []),
+        ({JAVA: (LONG_AGO, True), OTHER: (NEVER, True)}, JAVA, [JAVA, OTHER]),
     ],
-    ids=["none", "one", "two", "dead head", "all dead", "without a deadline"],
+    ids=["two living", "a dead head", "all dead", "a slow clock"],
 )
-def test_free_lock_is_told_to_the_first_of_redissons_queue(run, redis_client, heard, script, args, deadlines, woken):
-    """Who stays alive there; the queue is Redisson's own business."""
+def test_free_lock_is_told_to_the_first_of_redissons_queue_that_lives(
+    run, redis_client, heard_at, request, script, args, queue, told, kept, is_monitored
+):
+    """It lives while it subscribes to its channel, whatever the clock of its host says."""
+    if is_monitored:
+        request.getfixturevalue("heard")  # it listens to all channels
     redis_client.hset(KEY, ME, 1)
-    for owner, deadline in deadlines.items():
+    hear = stand_in_redissons_queue(redis_client, heard_at, queue)
+    assert run(script, *args) == 1
+    assert hear() == ([f"{CHANNEL}:{told}"] if told else [])
+    assert redis_client.lrange(WAITING, 0, -1) == kept
+    assert set(redis_client.zrange(DEADLINES, 0, -1)) == set(kept)
+
+
+def test_dead_waiter_without_a_deadline_is_removed(run, redis_client):
+    """Redisson never would."""
+    redis_client.hset(KEY, ME, 1)
+    redis_client.rpush(WAITING, JAVA)
+    run(scripts.RLOCK_RELEASE, ME, 0, LEASE)
+    assert not redis_client.exists(WAITING)
+
+
+def stand_in_redissons_queue(redis_client, heard_at, queue):
+    """Owners with their deadlines, and whether they live. Returns what collects the channels on which they are told."""
+    for owner, (deadline, _) in queue.items():
         redis_client.rpush(WAITING, owner)
         if deadline is not None:
             redis_client.zadd(DEADLINES, {owner: deadline})
-    assert run(script, *args) == 1
-    assert heard() == [(CHANNEL, "0"), *([(f"{CHANNEL}:{woken}", "0")] if woken else [])]
-    assert redis_client.lrange(WAITING, 0, -1) == list(deadlines)
+    return heard_at(*[f"{CHANNEL}:{owner}" for owner, (_, lives) in queue.items() if lives])
 
 
-def test_release_grants_or_leaves_the_lock_to_redissons_waiter(run, redis_client, heard, state):
+def test_waiter_behind_a_dead_one_is_told_before_its_deadline(run, redis_client, heard_at):
+    """The dead one keeps its entry: its client may listen at a replica, which the script cannot see."""
+    redis_client.hset(KEY, ME, 1)
+    hear = stand_in_redissons_queue(redis_client, heard_at, {JAVA: (NEVER, False), OTHER: (NEVER, True)})
+    run(scripts.RLOCK_RELEASE, ME, 0, LEASE)
+    assert hear() == [f"{CHANNEL}:{OTHER}"]
+    assert redis_client.lrange(WAITING, 0, -1) == [JAVA, OTHER]
+
+
+def test_many_dead_waiters_of_redissons_queue_are_removed_step_by_step(run, redis_client):
+    """Each release used to read all of them, and removed none."""
+    redis_client.rpush(WAITING, *(f"dead:{number}" for number in range(250)))
+    redis_client.zadd(DEADLINES, {f"dead:{number}": LONG_AGO for number in range(250)})
+    for left in 150, 50, 0:
+        redis_client.hset(KEY, ME, 1)
+        run(scripts.RLOCK_RELEASE, ME, 0, LEASE)
+        assert redis_client.llen(WAITING) == redis_client.zcard(DEADLINES) == left
+    redis_client.rpush(WAITING, *(f"living:{number}" for number in range(250)))
+    redis_client.zadd(DEADLINES, {f"living:{number}": NEVER for number in range(250)})
+    redis_client.hset(KEY, ME, 1)
+    redis_client.config_resetstat()
+    run(scripts.RLOCK_RELEASE, ME, 0, LEASE)
+    assert redis_client.info("commandstats")["cmdstat_publish"]["calls"] < 30, "nor are all told that listen nowhere"
+
+
+def test_release_grants_or_leaves_the_lock_to_redissons_waiter(run, redis_client, heard, heard_at, state):
     """By the server's clock about every fourth time. Nobody else hears of a grant."""
+    heard_at(f"{CHANNEL}:{JAVA}")
     outcomes = set()
     for _ in range(300):
         redis_client.flushall()
@@ -442,6 +488,43 @@ def test_release_grants_or_leaves_the_lock_to_redissons_waiter(run, redis_client
         if len(outcomes) == 2:
             return
     raise AssertionError(f"only {outcomes}")
+
+
+def left_to_guests(run, redis_client, releases=100):
+    """Whether one of so many releases leaves the lock free."""
+    for _ in range(releases):
+        redis_client.delete(KEY, QUEUE)
+        redis_client.hset(KEY, ME, 1)
+        redis_client.zadd(QUEUE, {OTHER: 1})
+        redis_client.zadd(ALIVE, {OTHER[:36]: 4e15})
+        release(run, ME)
+        if not redis_client.exists(KEY):
+            return True
+    return False
+
+
+def test_lock_is_not_left_to_a_dead_waiter_of_redissons_queue(run, redis_client):
+    redis_client.rpush(WAITING, JAVA)
+    redis_client.zadd(DEADLINES, {JAVA: NEVER})
+    assert not left_to_guests(run, redis_client)
+
+
+@pytest.mark.parametrize("channel", [CHANNEL, f"{CHANNEL}:{JAVA}"], ids=["plain", "fair"])
+@pytest.mark.parametrize("look", [acquire, heartbeat], ids=["acquire", "heartbeat"])
+def test_lock_is_seldom_left_to_those_who_do_not_take_it(run, redis_client, heard_at, channel, look):
+    """A process that is stopped listens too, and so does a client of another database."""
+    heard_at(channel)
+    redis_client.rpush(WAITING, JAVA)
+    assert left_to_guests(run, redis_client)
+    assert not left_to_guests(run, redis_client)
+    now = now_ms(redis_client)
+    assert now < redis_client.zscore(ALIVE, "guests:absent") <= now + 2100, "it is once in two seconds"
+    redis_client.delete(KEY)
+    redis_client.hset(KEY, f"{UUID(int=5, version=4)}:7", 1)
+    look(run, OTHER)
+    assert left_to_guests(run, redis_client), "a client took it meanwhile"
+    redis_client.zadd(ALIVE, {"guests:absent": now + 3_600_000})
+    assert left_to_guests(run, redis_client), "the server's clock was set back"
 
 
 def by_acquire(run):

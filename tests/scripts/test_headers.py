@@ -12,7 +12,7 @@ from django_rlock._redis.scripts import Script
 ALL = sorted((each for each in vars(scripts).values() if isinstance(each, Script)), key=lambda each: each.name)
 INCLUDED = {
     "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry",
-    "java_queue", "lease", "limited_refusal", "move_reservation", "multi_sides", "note_success", "owns",
+    "java_queue", "lease", "limited_refusal", "listeners", "move_reservation", "multi_sides", "note_success", "owns",
     "permit_reclaim", "publish_always", "publish_both", "read_hold", "read_holds", "read_leave", "read_refusal",
     "token", "voter", "write_hold", "write_leave", "write_waiters",
 }  # fmt: skip

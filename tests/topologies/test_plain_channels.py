@@ -8,7 +8,8 @@ from itertools import count
 import pytest
 
 from django_rlock import RLock
-from django_rlock._redis.keys import plain_mark, redisson_channel
+from django_rlock._redis import scripts
+from django_rlock._redis.keys import fair_release_keys, plain_mark, redisson_channel, release_keys
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import WAITS
 from tests.eventually import PATIENCE
@@ -28,11 +29,11 @@ def topology(started, use):
 
 
 @contextmanager
-def foreign_listener(node):
-    """A client that listens as Redisson does without sharded channels."""
+def foreign_listener(node, channel=CHANNEL, way="subscribe"):
+    """A client that listens as Redisson does, usually without sharded channels."""
     with node.client() as client, client.pubsub() as pubsub:
-        pubsub.subscribe(CHANNEL)
-        assert pubsub.get_message(timeout=PATIENCE)["type"] == "subscribe"
+        getattr(pubsub, way)(channel)
+        assert pubsub.get_message(timeout=PATIENCE)["type"] == way
         yield pubsub
 
 
@@ -101,6 +102,45 @@ async def test_plain_subscription_follows_a_moving_slot(binding, topology):
     await binding.until(lambda: command(source, "PUBSUB NUMSUB", CHANNEL)[1] == 0)
     await binding.until(lambda: command(source, "PUBSUB SHARDNUMSUB", subscription.channel)[1] == 1)
     assert command(owner(topology), "PUBSUB NUMSUB", CHANNEL)[1] == 1
+
+
+WAYS = pytest.mark.parametrize("way", ["subscribe", "ssubscribe"])
+
+
+@WAYS
+async def test_first_living_waiter_of_javas_queue_is_told(binding, topology, way):
+    """The dead one before it would have been told else, or would stay before it for ever."""
+    waiting, deadlines = release_keys(KEY)[2:]
+    topology.redis.rpush(waiting, "long dead", "dead", "living")
+    topology.redis.zadd(deadlines, {"long dead": 1, "dead": 4e15, "living": 1})
+    with foreign_listener(owner(topology), f"{CHANNEL}:living", way) as theirs:
+        await _visit(binding)
+        assert int(theirs.get_message(timeout=PATIENCE)["data"]) == 0
+    assert topology.redis.lrange(waiting, 0, -1) == ["dead", "living"]
+
+
+@WAYS
+def test_lock_is_left_to_javas_fair_waiter_while_it_listens(topology, way):
+    waiting = release_keys(KEY)[2]
+    topology.redis.rpush(waiting, "living")
+    assert not is_left_free(topology.redis)
+    with foreign_listener(owner(topology), f"{CHANNEL}:living", way):
+        assert is_left_free(topology.redis)
+
+
+def is_left_free(redis_client, releases=100):
+    """Whether one of so many releases leaves it free, although an owner waits for it."""
+    all_keys, owner = fair_release_keys(KEY), f"{'a' * 14}8{'a' * 21}:1"
+    lock, queue, alive, *_ = all_keys
+    for _ in range(releases):
+        redis_client.delete(lock, queue)
+        redis_client.hset(lock, owner, 1)
+        redis_client.zadd(queue, {owner: 1})
+        redis_client.zadd(alive, {owner[:36]: 4e15})
+        redis_client.eval(scripts.FAIR_RELEASE.sharded().source, len(all_keys), *all_keys, "1", owner, 0, 1, 5000)
+        if not redis_client.exists(lock):
+            return True
+    return False
 
 
 async def test_option_publishes_always(binding, topology, use):

@@ -37,6 +37,10 @@ _SHARDED = {
     ),
     "redis.pcall('publish', ": "publish_both(",
     # Redisson's clients listen to the shard, or to all nodes.
+    "local seen = redis.pcall('pubsub', 'numsub', channel)\n": (
+        "local seen = redis.pcall('pubsub', 'shardnumsub', channel)\n"
+        "    seen[2] = math.max(seen[2] or 0, redis.pcall('pubsub', 'numsub', channel)[2] or 0)\n"
+    ),
     "local seen = redis.pcall('pubsub', 'numsub', channel, 'rlock_wake::' .. channel)": (
         "local seen = redis.pcall('pubsub', 'shardnumsub', channel, 'rlock_wake::' .. channel)\n"
         "    seen[2] = math.max(seen[2] or 0, redis.pcall('pubsub', 'numsub', channel)[2] or 0)"

@@ -97,4 +97,8 @@ if ARGV[6] == '0' then
 else
     ticket = take_ticket()
 end
+-- include: java_entry
+if found[1] and is_javas(found[1]) then
+    redis.call('zrem', alive, ABSENT)
+end
 return {ARGV[1], left, found[1] and is_ours(found[1]) and 0 or 1, ticket}

@@ -6,6 +6,12 @@
 -- The member of the alive marks whose score is the epoch ms until which the free lock is left to them.
 local GUESTS, GUESTS_MS = 'guests', 100
 
+-- A subscriber may be a process that is stopped, a monitor, or a client of another database, and none of these takes the
+-- lock. So the next release that leaves it free comes this much later, unless a Java client was seen to hold it since.
+local ABSENT, ABSENT_MS = 'guests:absent', 2000
+
+-- include: listeners
+
 -- For how many ms the lock is still left to them; 0 if it is not. A mark further in the future is from a clock that has
 -- been set back since. It is corrected: otherwise it would keep all owners out until that time. ZREM first: it is
 -- allowed when memory is full, and after a write the ZADD is allowed too.
@@ -32,12 +38,20 @@ local function is_left_to_guests(lock, queue, alive, channel, waiting, now)
     if now % 4 ~= 0 then
         return false
     end
-    -- pcall: a user without the right to read Redisson's keys, or to count subscribers, gets an error.
-    local last = redis.pcall('lrange', waiting, -1, -1)[1]
-    if not others_listen(channel) and (type(last) ~= 'string' or last == OURS) then
+    local waits, now_ms = others_listen(channel), math.floor(now / 1000)
+    -- The entry of a waiter of Redisson's fair lock may be that of a dead process, but its own channel is not: Java's
+    -- clients subscribe to it while they wait. pcall: a user may lack the right to read Redisson's keys.
+    for _, owner in ipairs(redis.pcall('lrange', waiting, 0, 19)) do
+        waits = waits or owner ~= OURS and listeners(channel .. ':' .. owner) > 0
+    end
+    if not waits then
         return false
     end
-    redis.call('zadd', alive, math.floor(now / 1000) + GUESTS_MS, GUESTS)
+    local absent_for = (tonumber(redis.call('zscore', alive, ABSENT)) or 0) - now_ms
+    if absent_for > 0 and absent_for <= GUESTS_MS + ABSENT_MS then
+        return false
+    end
+    redis.call('zadd', alive, now_ms + GUESTS_MS, GUESTS, now_ms + GUESTS_MS + ABSENT_MS, ABSENT)
     local first = redis.call('zrange', queue, 0, 0)[1]
     local client = string.sub(first, 1, 36)
     redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. first .. ' ' .. lock)

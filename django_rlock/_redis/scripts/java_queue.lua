@@ -9,10 +9,9 @@
 -- for no longer; and a queue in which no Java client waits must not stay forever.
 local ENTRY_MS, DAY_MS = 2000, 86400000
 
--- Redisson's owners are a random UUID, of version 4, and the number of a thread. A named owner may be such a UUID alone.
 local function is_held_by_java(lock)
     local holder = redis.call('hkeys', lock)[1]
-    return holder and string.match(holder, '^%x+%-%x+%-4%x+%-%x+%-%x+:') ~= nil
+    return holder and is_javas(holder)
 end
 
 -- pcall: without the rights, or when memory is full, our waiters get no entry.
