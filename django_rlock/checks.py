@@ -24,8 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
-from django_rlock._core.redis_py import databases, is_djangos
-from django_rlock._transport.pool import UNSET_TIMEOUT
+from django_rlock._core.redis_py import UNSET_TIMEOUT, databases, is_djangos
 from django_rlock._transport.servers import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock._web.calls import Options
 from django_rlock._web.decorator import OPERATIONS, PLACES, TEMPLATES, Decorator, without_a_template

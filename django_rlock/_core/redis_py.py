@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any, cast
@@ -127,6 +128,47 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+# --- options of connections -------------------------------------------------------------------------------------------
+
+# How options of the cache's connections become those of the locks' connections.
+
+UNSET_TIMEOUT = 5.0
+"""How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
+
+OF_ONE_POOL = (
+    # For RESP3 push messages, whose handling takes mutexes of redis-py's pools and of logging.
+    "event_dispatcher",
+    "maint_notifications_config",
+    "maint_notifications_pool_handler",
+    "maintenance_notification_hash",
+    "maintenance_state",
+    "oss_cluster_maint_notifications_handler",
+)
+NOT_FOR_CONNECTIONS = (
+    # The flows retry themselves, within their callers' time; redis-py's retries would only block a thread.
+    "retry",
+    "retry_on_error",
+    "retry_on_timeout",
+    *OF_ONE_POOL,
+)
+
+
+def makes_its_own(pool: Any) -> bool:
+    """Whether a project's class of pools makes connections in another way than redis-py's."""
+    ways = type(pool).make_connection, type(pool).get_connection
+    return not all(way.__module__.startswith("redis.") for way in ways)
+
+
+def without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
+    """The options that limit connecting and each reply to ``longest`` seconds, if they do not do so by less."""
+    names = ["socket_timeout"] if "path" in options else ["socket_timeout", "socket_connect_timeout"]
+    return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
+
+
 # --- private names ----------------------------------------------------------------------------------------------------
 
 # All private names of redis-py, django-redis and Django's Redis backend that the package uses.
@@ -155,19 +197,43 @@ def take_socket(connection: Any) -> socket.socket:
     return sock  # type: ignore[no-any-return]
 
 
+@contextmanager
+def noting_replies(connection: Any, note: Callable[[], object]) -> Iterator[None]:
+    """Call ``note`` whenever the server has replied while ``connection.connect()`` connects and logs in."""
+    # An accepted TCP connection is not a reply: the kernel accepts it even if the server is stopped. Before TLS it
+    # counts, because the handshake is the only step of redis-py with several round trips.
+    steps = {
+        "connect_to": (note, _ignore),  # a sentinel has replied
+        "_wrap_socket_with_ssl": (note, note),
+        "read_response": (_ignore, note),
+    }
+    own = vars(connection)
+    try:
+        for name, (before, after) in steps.items():
+            if hasattr(connection, name):
+                own[name] = _noted(getattr(connection, name), before, after)
+        yield
+    finally:
+        for name in steps:
+            own.pop(name, None)  # they refer to the connection
+
+
+def _noted(step: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]) -> Callable[..., Any]:
+    def noted(*args: Any, **options: Any) -> Any:
+        before()
+        result = step(*args, **options)
+        after()
+        return result
+
+    return noted
+
+
+def _ignore() -> None: ...
+
+
 def connection_of(pool: Any) -> Any:
     """A connection of a pool; redis-py 5.2 wants to hear a command, which it does not use."""
     return pool.get_connection("") if _WANTS_COMMAND else pool.get_connection()
-
-
-def makes_its_own(pool: Any) -> bool:
-    """Whether a project's class of pools makes connections in another way than redis-py's."""
-    ways = type(pool).make_connection, type(pool).get_connection
-    return not all(way.__module__.startswith("redis.") for way in ways)
-
-
-def without(names: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
 
 
 def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:

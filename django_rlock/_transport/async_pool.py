@@ -21,7 +21,7 @@ from django_rlock._core.process import Owned
 from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import LoopEvent, Sleep, sleep
 from django_rlock._transport.async_connection import TaskConnection
-from django_rlock._transport.calls import SHORTEST, ScriptCall, next_nonce, pack
+from django_rlock._transport.calls import REPLY_GRACE, ScriptCall, next_nonce, pack
 from django_rlock._transport.cluster import Address
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
 from django_rlock._transport.identity import task_owner
@@ -45,32 +45,39 @@ class LoopConnections:
         self.loop = loop
         self.group = _loops.value
         self.shared: dict[Server, TaskConnection] = {}
-        self._opening: dict[Server, asyncio.Future[TaskConnection]] = {}
+        self._opening: dict[Server, tuple[asyncio.Future[TaskConnection], TaskConnectionWait]] = {}
         self._lifeline: AsyncGenerator[None] | None = None
 
-    async def get(self, server: Server, limit: float) -> TaskConnection:
-        """The loop's connection to a server; if there is none, one is opened once for all tasks."""
-        opening = self._opening.get(server)
-        if opening is None or opening.done():  # nobody notes its end if its first caller was interrupted here
-            opening = self._opening[server] = asyncio.ensure_future(self._open(server, limit))
+    async def get(self, server: Server, limit: float, grace: float = 0.0) -> TaskConnection:
+        """The loop's connection to a server; if there is none, one is opened once for all tasks. ``limit`` and
+        ``grace`` are those of ``Server.take``."""
+        until = monotonic() + limit
+        known = self._opening.get(server)
+        if known is None or known[0].done():  # nobody notes its end if its first caller was interrupted here
+            wait = TaskConnectionWait()
+            opening: asyncio.Future[TaskConnection] = asyncio.ensure_future(self._open(server, limit, grace, wait))
+            known = self._opening[server] = opening, wait
             opening.add_done_callback(partial(self._note_opened, server))
-        await _wait_for(opening, limit)
-        if not opening.done():
-            raise RedisTimeoutError("Timeout connecting to the server")
+        opening, wait = known
+        while not opening.done():
+            left = wait.left(until, grace)
+            if left <= 0:
+                raise RedisTimeoutError("Timeout connecting to the server")
+            await _wait_for(opening, left)
         return opening.result()
 
     def _note_opened(self, server: Server, opened: asyncio.Future[TaskConnection]) -> None:
-        if self._opening.get(server) is opened:
+        if (known := self._opening.get(server)) and known[0] is opened:
             del self._opening[server]
         if not opened.cancelled():
             opened.exception()  # all tasks that waited for it may have left
 
-    async def _open(self, server: Server, limit: float) -> TaskConnection:
+    async def _open(self, server: Server, limit: float, grace: float, wait: TaskConnectionWait) -> TaskConnection:
         if self._lifeline is None:
             # asyncio.run(), asgiref and the ASGI servers close a loop's async generators before they close the loop.
             self._lifeline = self._end_with_loop()
             await anext(self._lifeline)
-        connection = await take_connection(server, limit)
+        connection = await take_connection(server, limit, grace, wait)
         known = self.shared.get(server)
         if known is not None and known.is_open:  # the task that opened it was interrupted before it noted that
             server.give_back(connection)
@@ -170,31 +177,42 @@ async def _wait_for(future: asyncio.Future[Any], limit: float) -> None:
         future.remove_done_callback(sleep.end_after)
 
 
-async def take_connection(server: Server, limit: float) -> Connection:
-    """Return an idle or a new connection, within ``limit`` seconds. Raises what redis-py raises if it cannot
-    connect."""
+class TaskConnectionWait(ConnectionWait):
+    """A task that waits for a connection."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        self.event = LoopEvent()
+        super().__init__(self.event.set)
+
+
+async def take_connection(
+    server: Server, limit: float, grace: float, wait: TaskConnectionWait | None = None
+) -> Connection:
+    """As ``Server.take``."""
     connection = server.take_idle()
     if connection is not None:
         return connection
-    event = LoopEvent()
-    wait = ConnectionWait(event.set)
+    if wait is None:
+        wait = TaskConnectionWait()
     try:
-        return await _await(server, wait, event, monotonic() + limit)
+        return await _await(server, wait, monotonic() + limit, grace)
     finally:
         server.forget(wait)
 
 
-async def _await(server: Server, wait: ConnectionWait, event: LoopEvent, until: float) -> Connection:
+async def _await(server: Server, wait: TaskConnectionWait, until: float, grace: float) -> Connection:
     while True:
         opens = server.ask_for(wait)
         # Again, since a connection that was returned before the wait was queued has woken nobody.
         connection = server.take_idle()
         if connection is not None:
             return connection
-        left = until - monotonic()
+        left = wait.left(until, grace)
         if left <= 0:
             raise server.none_in_time(opens)
-        await event.wait(left if opens else min(left, LOOK_AGAIN))
+        await wait.event.wait(left if opens else min(left, LOOK_AGAIN))
         wait.check()
         connection = server.take_idle()
         if connection is not None:
@@ -233,8 +251,8 @@ class TaskBinding:
         connection = connections.shared.get(server)
         if connection is None or not connection.is_open:
             started = monotonic()
-            connection = await connections.get(server, limit)
-            limit = max(limit - (monotonic() - started), SHORTEST)
+            connection = await connections.get(server, limit, REPLY_GRACE)
+            limit = server.left_of(limit, started)
         call.sends += 1
         reply = await connection.ask(packed, (nonce, call.template.script), limit)
         if type(reply) is list:
@@ -259,8 +277,9 @@ class TaskBinding:
         return reply
 
     async def converse(self, server: Server, packed: bytes, expected: Sequence[Expected], limit: float) -> list[Any]:
-        limit = min(limit, server.reply_limit)
-        connection = lend(server, await take_connection(server, limit), asyncio.get_running_loop())
+        limit, started = min(limit, server.reply_limit), monotonic()
+        connection = lend(server, await take_connection(server, limit, REPLY_GRACE), asyncio.get_running_loop())
+        limit = server.left_of(limit, started)
         try:
             return await self._converse(server, connection, packed, expected, limit)
         except BaseException:  # also from a signal handler just before the connection was broken off

@@ -213,10 +213,11 @@ class ConnectionSlot:
     It is also freed when it is collected, if an interruption kept its user from calling ``free``.
     """
 
-    __slots__ = ("__weakref__", "_taken")
+    __slots__ = ("__weakref__", "_taken", "heard_at")
 
     def __init__(self, taken: Alive[ConnectionSlot]) -> None:
         self._taken = taken
+        self.heard_at = 0.0  # when the server last replied to the login
         taken.add(self)
 
     def free(self) -> None:

@@ -22,9 +22,19 @@ from redis.sentinel import MasterNotFoundError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import connection_end_in, ends_connection, is_demotion
-from django_rlock._core.redis_py import connection_of, makes_its_own, prepared, take_socket, without
+from django_rlock._core.redis_py import (
+    NOT_FOR_CONNECTIONS,
+    UNSET_TIMEOUT,
+    connection_of,
+    limits,
+    makes_its_own,
+    noting_replies,
+    prepared,
+    take_socket,
+    without,
+)
 from django_rlock._core.text import hide_secrets, shown
-from django_rlock._transport.calls import SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
+from django_rlock._transport.calls import REPLY_GRACE, SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
 from django_rlock._transport.connection import (
     DOUBTED_AFTER,
     Connection,
@@ -53,19 +63,23 @@ FRESH = 1.0
 KEEP_IDLE = 60.0
 """How long an unused connection is kept, in seconds."""
 LOOK_AGAIN = 0.05
-"""How often a caller checks for a free slot by itself, in seconds: the thread that should wake it may have been
-interrupted."""
+"""How often a caller checks for a free slot, in seconds: the thread that should wake it may have been interrupted."""
 
 
 class ConnectionWait:
-    """A caller that waits for a connection; ``opening``: one is being opened. The caller's frames keep it alive."""
+    """A caller that waits for a connection, kept alive by its frames; ``slot`` is that of a connection being opened."""
 
-    __slots__ = ("__weakref__", "_error", "opening", "wake")
+    __slots__ = ("__weakref__", "_error", "slot", "wake")
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self.wake = wake
-        self.opening = False
+        self.slot: ConnectionSlot | None = None
         self._error: BaseException | None = None
+
+    def left(self, until: float, grace: float) -> float:
+        """The seconds until a time, or until ``grace`` seconds after the server's last reply: a login takes many."""
+        slot = self.slot
+        return (until if slot is None else max(until, slot.heard_at + grace)) - monotonic()
 
     def fail(self, error: BaseException) -> None:
         """Have the caller raise an error."""
@@ -108,26 +122,30 @@ class Server:
 
     # --- taking a connection -----------------------------------------------------------------------------------------
 
-    def take(self, limit: float) -> Connection:
-        """Return an idle or a new connection, within ``limit`` seconds. Raises redis-py's errors of connecting."""
+    def take(self, limit: float, grace: float = 0.0) -> Connection:
+        """Return an idle or a new connection, within ``limit`` seconds, or within ``grace`` seconds after each reply of
+        the server to the login. Raises what redis-py raises if it cannot connect.
+
+        A connection that opens too late is kept for the next caller.
+        """
         connection = self.take_idle()
         if connection is not None:
             return connection
         event = threads.AutoResetEvent()
         wait = ConnectionWait(event.set)
         try:
-            return self._await(wait, event, monotonic() + limit)
+            return self._await(wait, event, monotonic() + limit, grace)
         finally:
             self.forget(wait)
 
-    def _await(self, wait: ConnectionWait, event: threads.AutoResetEvent, until: float) -> Connection:
+    def _await(self, wait: ConnectionWait, event: threads.AutoResetEvent, until: float, grace: float) -> Connection:
         while True:
             opens = self.ask_for(wait)
             # Again, since a connection that was returned before the wait was queued has woken nobody.
             connection = self.take_idle()
             if connection is not None:
                 return connection
-            left = until - monotonic()
+            left = wait.left(until, grace)
             if left <= 0:
                 raise self.none_in_time(opens)
             event.wait(left if opens else min(left, LOOK_AGAIN))
@@ -135,6 +153,11 @@ class Server:
             connection = self.take_idle()
             if connection is not None:
                 return connection
+
+    def left_of(self, limit: float, started: float) -> float:
+        """The limit for a reply over a connection that a caller has just got. Connecting may have used up the caller's
+        time since ``started``, and a connection whose reply comes late must be closed."""
+        return min(max(limit - (monotonic() - started), REPLY_GRACE), self.reply_limit)
 
     def none_in_time(self, opens: bool) -> RedisTimeoutError:
         """The error for a caller whose time is up; ``opens`` is whether a connection was being opened for it."""
@@ -164,7 +187,7 @@ class Server:
     def ask_for(self, wait: ConnectionWait) -> bool:
         """Start opening a connection for a wait, which is woken when the connection is open. Returns False if the
         limit is reached; the wait is then queued for the next connection that is released."""
-        if wait.opening:
+        if wait.slot is not None:
             return True
         # Taken before it is counted: two callers that want the last slot may both be refused, but never both get it.
         slot = ConnectionSlot(self._taken)
@@ -176,7 +199,7 @@ class Server:
             if ref(wait) not in self._waits:
                 self._waits.append(ref(wait))
             return False
-        wait.opening = True
+        wait.slot = slot
         # In a separate thread, so that no signal interrupts redis-py while it connects and logs in: it then holds
         # mutexes that all threads share. And a server that accepts a connection but never replies delays no caller
         # beyond its own time limit.
@@ -197,7 +220,7 @@ class Server:
         except BaseException as error:  # noqa: BLE001 - the waiting caller raises it
             slot.free()
             wait.fail(error)
-        wait.opening = False
+        wait.slot = None
         wait.wake()
         if self._closed:
             self.close()
@@ -275,25 +298,6 @@ class Server:
 
 # How to connect to one server: by a pool of redis-py, whose class and options the project has chosen.
 
-UNSET_TIMEOUT = 5.0
-"""How long to wait for a reply if the cache sets no SOCKET_TIMEOUT, in seconds."""
-
-OF_ONE_POOL = (
-    # For RESP3 push messages, whose handling takes mutexes of redis-py's pools and of logging.
-    "event_dispatcher",
-    "maint_notifications_config",
-    "maint_notifications_pool_handler",
-    "maintenance_notification_hash",
-    "maintenance_state",
-    "oss_cluster_maint_notifications_handler",
-)
-NOT_FOR_CONNECTIONS = (
-    # The flows retry themselves, within their callers' time; redis-py's retries would only block a thread.
-    "retry",
-    "retry_on_error",
-    "retry_on_timeout",
-    *OF_ONE_POOL,
-)
 OVERRIDES = {"protocol": 2, "health_check_interval": 0}
 """Fixed options of connections: replies in the form that the scripts' readers expect, and no PING beside a call."""
 
@@ -348,7 +352,8 @@ class Source:
         opened = None
         try:
             opened = self._make(prepare)
-            opened.connect()
+            with noting_replies(opened, partial(_note_reply, slot)):
+                opened.connect()
             return self._connection(take_socket(opened), slot)
         except MasterNotFoundError:  # whose text lists the objects of redis-py
             asked = ", ".join(":".join(map(str, address)) for address in self._sentinels())
@@ -385,10 +390,9 @@ class Source:
         return connection_of(pool)
 
 
-def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
-    """The options that limit connecting and each reply to ``longest`` seconds, if they do not do so by less."""
-    names = ["socket_timeout"] if "path" in options else ["socket_timeout", "socket_connect_timeout"]
-    return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
+def _note_reply(slot: ConnectionSlot | None) -> None:
+    if slot is not None:
+        slot.heard_at = monotonic()
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -453,10 +457,10 @@ class ThreadBinding:
         return replies
 
     def _open(self, server: Server, limit: float) -> tuple[Connection, float]:
-        """A new connection, and what is left of the limit."""
+        """A new connection, and the limit for a reply."""
         started = monotonic()
-        connection = server.take(limit)
-        return connection, max(limit - (monotonic() - started), SHORTEST)
+        connection = server.take(limit, REPLY_GRACE)
+        return connection, server.left_of(limit, started)
 
 
 class BackgroundBinding(ThreadBinding):

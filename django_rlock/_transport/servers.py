@@ -27,11 +27,21 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from django_rlock._core.process import Owned, is_test, owned_table, remembered
-from django_rlock._core.redis_py import database_named, own_client, primary_url, refuse_unusable, server_error, without
+from django_rlock._core.redis_py import (
+    OF_ONE_POOL,
+    UNSET_TIMEOUT,
+    database_named,
+    limits,
+    own_client,
+    primary_url,
+    refuse_unusable,
+    server_error,
+    without,
+)
 from django_rlock._core.text import redacted
 from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, ClusterFactory, SlotMap
 from django_rlock._transport.connection import ErrorReply
-from django_rlock._transport.pool import OF_ONE_POOL, UNSET_TIMEOUT, Server, Source, limits
+from django_rlock._transport.pool import Server, Source
 from django_rlock.settings import (
     DEFAULT_ALIAS,
     EMBEDDED,
@@ -238,7 +248,7 @@ def slot_map(using: str) -> SlotMap:
 def _ask_slots(using: str, node: Address) -> Any:
     """Return a node's reply to CLUSTER SLOTS. Raises redis-py's errors."""
     reached = server(using, node)
-    connection = reached.take(ASK_WITHIN)
+    connection = reached.take(ASK_WITHIN, ASK_WITHIN)
     try:
         reply = connection.ask(_CLUSTER_SLOTS, ASK_WITHIN)
     except BaseException:

@@ -21,6 +21,7 @@ from django_rlock._core.redis_py import slot_of
 from django_rlock._core.text import redacted
 from django_rlock._monitoring.reading import server_names
 from django_rlock._redis.keys import redisson_channel, wake_channel
+from django_rlock._transport.calls import REPLY_GRACE
 from django_rlock._transport.cluster import SLOTS
 from django_rlock._transport.servers import (
     SERVER_ERRORS,
@@ -237,6 +238,8 @@ class _Server:
         took = monotonic() - asked
         if took > SLOW_CONNECT:
             text = f"connecting to {address_of(self._client)} took {took * 1000:.0f} ms, which delays new processes"
+            if took > REPLY_GRACE:
+                text += "; that is longer than a call may wait for a reply, so each first call is late"
             advice = "Find the cause of the delay: DNS, TLS, a proxy, a distant server."
             yield self._finding("connection", "warning", text, advice)
 

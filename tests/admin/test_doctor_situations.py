@@ -219,7 +219,7 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (no_server, "connection", "error", "nothing listens at 127.0.0.1:", "Start the server"),
     (hangs, "connection", "error", "no reply from 127.0.0.1:", "firewalls"),
     (unknown_host, "name", "error", "nowhere.invalid", "Correct the host name"),
-    (slow_to_connect, "connection", "warning", "connecting to 127.0.0.1:", "the cause of the delay"),
+    (slow_to_connect, "connection", "warning", "longer than a call may wait for a reply", "the cause of the delay"),
     (no_tls_there, "connection", "error", "127.0.0.1:", "Check that this port uses TLS, or write redis://"),
     (tls_only, "connection", "error", "127.0.0.1:", "Write rediss://"),
     (unknown_authority, "tls", "error", "certificate verify failed", "ssl_ca_certs"),
@@ -291,6 +291,7 @@ def test_each_situation_has_a_finding_of_its_own(
 ) -> None:
     monkeypatch.setattr(diagnosis, "WITHIN", 0.5)
     monkeypatch.setattr(diagnosis, "SLOW_CONNECT", 0.1 if situation is slow_to_connect else PATIENCE)
+    monkeypatch.setattr(diagnosis, "REPLY_GRACE", 0.1)
     with ExitStack() as stack:
         situation(Stage(stack, settings, started))
         found = json.loads(doctor("--format", "json"))

@@ -316,7 +316,7 @@ async def has_opened(at: int) -> bool:
         watch_opcodes(None)
     is_struck = ended.pop().exception() is not None
     await links.get(node, LIMIT)
-    await asyncio.gather(*links._opening.values())
+    await asyncio.gather(*[opening for opening, _ in links._opening.values()])
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         await task  # one that was begun, and interrupted before that was noted
     gc.collect()

@@ -1,0 +1,136 @@
+"""A server whose replies take long: the first call of a process succeeds, for connecting takes many round trips."""
+
+import heapq
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Self
+
+import pytest
+
+from django_rlock import LockUnavailableError, RLock
+from django_rlock._transport import async_pool, calls, pool
+from django_rlock._transport.servers import server
+from tests.bindings import visit
+from tests.eventually import PATIENCE
+from tests.forms import long
+from tests.topologies.ways import port_of
+
+
+class Delay:
+    """A TCP proxy that brings all bytes ``seconds`` late, each way; none while it ``is_silent``."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self._target = "127.0.0.1", port
+        self._seconds = seconds
+        self._accepting = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = [self._accepting]
+        self._due: list[tuple[float, int, socket.socket, bytes]] = []
+        self._numbers = itertools.count()
+        self._arrived = threading.Condition()
+        self.port = self._accepting.getsockname()[1]
+        self.accepted = 0
+        self.is_silent = False
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        for work in (self._accept, self._deliver):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            yield self
+        finally:
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._accepting.accept()
+                self.accepted += 1
+                upstream = socket.create_connection(self._target)
+                self._open += client, upstream
+                for pair in ((client, upstream), (upstream, client)):
+                    threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        data = b"the first"
+        while data:
+            try:
+                data = source.recv(65536)
+            except OSError:
+                data = b""
+            if not self.is_silent:
+                with self._arrived:
+                    heapq.heappush(self._due, (time.monotonic() + self._seconds, next(self._numbers), target, data))
+                    self._arrived.notify()
+
+    def _deliver(self) -> None:
+        while True:
+            with self._arrived:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    self._arrived.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                _, _, target, data = heapq.heappop(self._due)
+            with suppress(OSError):
+                if data:
+                    target.sendall(data)
+                else:
+                    target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def distant(started, use) -> Iterator[Callable[[str, float], Delay]]:
+    """Makes a topology the default alias, with a number of seconds for each round trip."""
+    with ExitStack() as stack:
+
+        def reach(name: str, round_trip: float) -> Delay:
+            chosen = started(name)
+            port = port_of(chosen.servers[0])
+            delay = stack.enter_context(Delay(port, round_trip / 2).running())
+            use(replace(chosen, location=chosen.location.replace(str(port), str(delay.port))))
+            return delay
+
+        yield reach
+
+
+def limit_replies(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in (calls, pool, async_pool):
+        monkeypatch.setattr(module, "REPLY_GRACE", seconds)
+
+
+@pytest.mark.parametrize("name", ["tls", *long("single", "acl")])
+@pytest.mark.parametrize("round_trip", [0.3, *long(0.05, 0.15, 0.2, 0.4)])
+async def test_the_first_call_without_a_wait_succeeds(binding, distant, name, round_trip):
+    delay = distant(name, round_trip)
+    lock = RLock("stock:42")
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.release(lock)
+    assert delay.accepted == server("default").size == 1
+
+
+async def test_a_connection_that_opens_too_late_serves_the_next_call(binding, distant, monkeypatch):
+    """Here the server is further away than a call may wait for a reply."""
+    distant("single", 0.4)
+    limit_replies(monkeypatch, 0.1)
+    with pytest.raises(LockUnavailableError):
+        await binding.acquire(RLock("stock:42"), wait_time=0)
+    await binding.until(lambda: server("default").idle)
+    limit_replies(monkeypatch, PATIENCE)
+    await visit(binding, RLock("stock:42"))
+    assert server("default").size == 1
+
+
+async def test_a_server_that_falls_silent_during_the_login_is_given_up(binding, distant, monkeypatch):
+    """Each reply is waited for a second, not the login as a whole."""
+    delay = distant("single", 0.0)
+    delay.is_silent = True
+    limit_replies(monkeypatch, 0.2)
+    began = time.monotonic()
+    with pytest.raises(LockUnavailableError, match="Timeout connecting"):
+        await binding.acquire(RLock("stock:42"), wait_time=0)
+    assert time.monotonic() - began < PATIENCE / 20, "it is redis-py's limit that ended it"
