@@ -81,10 +81,16 @@ class Channel:
 
 
 class Listener:
-    """The channels of an alias. ``make_subscriber`` connects to a node of the cluster, or to the one server (None)."""
+    """The channels of an alias. ``make_subscriber`` connects to a node of the cluster, or to the one server (None).
+    ``decline`` is called with the channel and the token of each message for a single waiter that does not wait here."""
 
-    def __init__(self, make_subscriber: Callable[[Listener, Address | None], Subscribing]) -> None:
+    def __init__(
+        self,
+        make_subscriber: Callable[[Listener, Address | None], Subscribing],
+        decline: Callable[[str, str], object] = lambda _channel, _token: None,
+    ) -> None:
         self._make_subscriber = make_subscriber
+        self._decline = decline
         self.subscribers: dict[Address | None, Subscribing] = {}
         self._is_stopped = False
         self.channels: dict[str, Channel] = {}
@@ -206,6 +212,11 @@ class Listener:
             with contextlib.suppress(ValueError):  # collected, or left without using its wake-up
                 line.remove(ref)
 
+    def waits_for(self, name: str, token: str) -> bool:
+        """Whether a waiter has this token on a channel."""
+        channel = self.channels.get(name)
+        return channel is not None and token in channel.lines
+
     def deliver(self, name: str, payload: str) -> None:
         """Wake the waiters that a message is for. One for a single waiter is its ticket, a space and its token."""
         channel = self.channels.get(name)
@@ -218,6 +229,8 @@ class Listener:
             self.wake_next(name, token, ticket)
         else:
             self.wake_next(name, None)
+            if token:
+                self._decline(name, token)
 
     # --- what the subscribers' threads do ----------------------------------------------------------------------------
 

@@ -267,11 +267,27 @@ def listeners(using: str) -> list[Listener]:
     return [listener(each) for each in server_aliases(using)]
 
 
+_when_unclaimed: list[Callable[[str, str], object]] = []
+
+
+def when_unclaimed(decline: Callable[[str, str], object]) -> None:
+    """Call a function with an alias and a waiter's token, whenever a message arrives for a waiter of this process that
+    does not exist. The listening thread calls it."""
+    _when_unclaimed.append(decline)
+
+
+def _decline(using: str, channel: str, token: str) -> None:
+    # Aliases of one server hear each other's messages.
+    if not any(known.waits_for(channel, token) for known in list(_listeners.value.values())):
+        for decline in _when_unclaimed:
+            decline(using, token)
+
+
 def _make_listener(using: str) -> Listener:
-    limit = background_limit(using)
+    limit, decline = background_limit(using), partial(_decline, using)
     if is_cluster(using):
-        return ClusterListener(slot_map(using), lambda address: _listening_connection(using, address), limit)
-    return Listener(lambda known, _: Subscriber(known, lambda: _listening_connection(using), limit))
+        return ClusterListener(slot_map(using), lambda address: _listening_connection(using, address), limit, decline)
+    return Listener(lambda known, _: Subscriber(known, lambda: _listening_connection(using), limit), decline)
 
 
 _listeners = owned_table("listening", _make_listener, Listener.stop)

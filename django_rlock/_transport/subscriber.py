@@ -302,8 +302,14 @@ _TURN_BACK_AFTER = 0.05
 class ClusterListener(Listener):
     """Has a subscriber for each node. A channel moves to another subscriber when its slot moves."""
 
-    def __init__(self, slots: SlotMap, connect: Callable[[Address], Connection], reply_limit: float) -> None:
-        super().__init__(lambda _, node: ShardSubscriber(self, cast("Address", node), connect, reply_limit))
+    def __init__(
+        self,
+        slots: SlotMap,
+        connect: Callable[[Address], Connection],
+        reply_limit: float,
+        decline: Callable[[str, str], object],
+    ) -> None:
+        super().__init__(lambda _, node: ShardSubscriber(self, cast("Address", node), connect, reply_limit), decline)
         self.slots = slots
 
     def follow(self, names: Iterable[str]) -> None:

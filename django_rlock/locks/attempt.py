@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from django_rlock._core.clock import has_jumped, wall_offset
+from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import ENDLESS, OK
 from django_rlock._transport.bridges import is_blocked_on_caller, is_of_another_thread, whereabouts
 from django_rlock._transport.calls import Driver, ScriptCall, Waiter
@@ -18,6 +20,12 @@ from django_rlock.settings import settings_of
 
 LEAST_LEFT = 1.0
 """How much of a claim must be left, in seconds, to accept a grant from its message, without asking the server."""
+
+ACCEPTING: Alive[Attempt] = Alive()
+"""The attempts that may accept a grant by its message; each until its hold is in the table of holds."""
+DECLINED: deque[str] = deque(maxlen=10_000)
+"""The names in the queue whose grants were declined, because nobody seemed to wait for them: a late copy of that
+command does nothing after acquire has confirmed a later grant."""
 
 LOOK_AGAIN = 1.0
 """After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is the function that a
@@ -43,6 +51,7 @@ class Attempt(Candidate):
     """
 
     __slots__ = (
+        "__weakref__",
         "clocks",
         "driver",
         "granted_at",
@@ -140,6 +149,10 @@ class Attempt(Candidate):
         claim, now = min(options.claim_time, self.lease), self.driver.now()
         until = self.sent_at + claim
         if until - now < max(claim / 2, LEAST_LEFT) or has_jumped(self.clocks):
+            return False
+        # In this order: a thread that declines grants does the opposite, so one of the two sees the other.
+        ACCEPTING.add(self)
+        if self.asker in DECLINED:
             return False
         self.sent_at = self.granted_at = now
         self.granted_until = until

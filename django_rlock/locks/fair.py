@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 
+from django_rlock._core.callbacks import log
+from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall, Template
 from django_rlock._transport.identity import client_id, new_number
+from django_rlock._transport.registry import when_unclaimed
 from django_rlock._transport.servers import is_cluster
+from django_rlock._transport.worker import clean_up
+from django_rlock.locks.attempt import ACCEPTING, DECLINED
 from django_rlock.locks.base import BaseLock
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import JAVA_POLL, PLAIN, Candidate, Kind, call_for
 from django_rlock.locks.options import milliseconds
-from django_rlock.settings import HEARTBEAT_SHARE, settings_of
+from django_rlock.settings import HEARTBEAT_SHARE, get_settings, settings_of
+
+logger = logging.getLogger("django_rlock.locks")
 
 UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; heartbeats find a lost ticket or wake-up
@@ -62,6 +71,11 @@ class Fair(Kind["FairLock"]):
         claim = milliseconds(settings_of(lock.using).claim_time)
         return call_for(lock, scripts.FAIR_LEAVE, keys.fair_release_keys, asker, claim)
 
+    def decline(self, lock: FairLock, asker: str) -> ScriptCall:
+        """Hands on a grant that nobody waits for, unless it has been confirmed."""
+        claim = milliseconds(settings_of(lock.using).claim_time)
+        return call_for(lock, scripts.FAIR_DECLINE, keys.fair_release_keys, asker, claim)
+
     withdraw = leave  # a named owner asks as a separate member, which holds nothing
 
     def channel(self, lock: FairLock) -> str:
@@ -108,3 +122,27 @@ class FairLock(BaseLock):
 
     kind = "fair"
     _kind = Fair()
+
+
+# --- grants that nobody waits for -------------------------------------------------------------------------------------
+
+# After a failover to a replica that lagged, or a restart with older data, the queue has tickets again whose owners have
+# had their turn since. Their process is alive, so each ticket is granted the lock for the claim time; the process
+# declines the grant at once.
+
+
+def _decline(using: str, token: str) -> None:
+    """Decline the grant that a message has announced, if no call of this process can still use it."""
+    options = get_settings(using)
+    asker, found, name = token.partition(f" {options.key_prefix}")
+    if not found or not asker.startswith(client_id()):
+        return
+    DECLINED.append(asker)
+    if any(each.asker == asker for each in ACCEPTING) or name in HOLDS.names_of(asker):
+        return
+    log(logger, logging.INFO, "Lock %r was granted to a ticket that nobody waits for; declined it.", name)
+    lock = FairLock(name, using=using)
+    clean_up(using, lock._kind.decline(lock, asker), monotonic() + options.claim_time)
+
+
+when_unclaimed(_decline)

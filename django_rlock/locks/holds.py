@@ -165,6 +165,11 @@ class Holds:
             return locks
         return [hold.lock for hold in held.members.values() if hold in self and not hold.lost]
 
+    def names_of(self, owner_id: str) -> set[str]:
+        """The names of the locks that are held under an owner id, at any alias. Does not split groups."""
+        held = [each for each in set(self.table.values()) if each.owner_id == owner_id]
+        return {lock.name for each in held for lock in self._locks_of(each)}
+
     def of(self, owner: Owner) -> list[Hold]:
         """The holds of one thread or task."""
         return self._where(lambda held: held.owner is owner)

@@ -235,6 +235,18 @@ def leave(strike: Strike) -> None:
     fair(lease_time=60).acquire()
 
 
+@story(scripts.FAIR_DECLINE)
+def decline(strike: Strike) -> None:
+    """A ticket that nobody waits for is granted; later its owner takes the lock."""
+    granted = thread_owner().owner_id
+    with plain(owner="another", lease_time=60):
+        send(fair()._kind.acquire(fair(), granted, 1, 60, waiting=True))
+    send(fair()._kind.heartbeat([(fair(), granted)], 10))
+    strike()
+    send(fair()._kind.decline(fair(), granted))
+    fair(lease_time=60).acquire()
+
+
 @story(scripts.FAIR_HEARTBEAT)
 def heartbeat(strike: Strike) -> None:
     """A process whose waiter had its turn since, and has left."""

@@ -37,6 +37,7 @@ OTHER_KEYS = {
     "rlock_release": list(keys.release_keys(KEY)),
     "fair_release": list(keys.fair_release_keys(KEY)),
     "fair_leave": list(keys.fair_release_keys(KEY)),
+    "fair_decline": list(keys.fair_release_keys(KEY)),
     "fenced_acquire": [KEY, TOKEN],
     "lock_force_release": list(keys.force_release_keys(KEY)),
     "read_acquire": [KEY, READS, WRITERS],

@@ -276,6 +276,30 @@ def test_leave_frees_a_grant_when_nobody_waits(run, heard, state):
     assert heard() == [(CHANNEL, "0")]
 
 
+def test_decline_hands_a_grant_on(run, heard, state):
+    acquire(run, OTHER)
+    acquire(run, ME)
+    *_, ticket = acquire(run, THIRD)
+    release(run, OTHER)
+    heard()
+    assert run(scripts.FAIR_DECLINE, ME, CLAIM) == 1
+    assert state() == ({THIRD: CLAIMED}, [])
+    assert heard() == [wake_up(THIRD, ticket)]
+
+
+def test_decline_leaves_what_was_confirmed(run, heard, state):
+    """The owner has the lock, and another one waits."""
+    acquire(run, OTHER)
+    acquire(run, ME)
+    release(run, OTHER)
+    assert acquire(run, ME) == "OK"
+    acquire(run, THIRD)
+    heard()
+    assert run(scripts.FAIR_DECLINE, ME, CLAIM) == 0
+    assert state() == ({ME: "1"}, [THIRD])
+    assert heard() == []
+
+
 def test_heartbeat_of_a_waiter_in_the_queue(run, redis_client, heard):
     acquire(run, OTHER)
     acquire(run, ME)
