@@ -32,7 +32,7 @@ from django_rlock._transport.registry import Command, Commands, commands_to
 from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Group
-from django_rlock.locks.records import BatchHold, Hold
+from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
 from django_rlock.settings import get_settings
 
@@ -45,16 +45,12 @@ LEAST_RATE = 1.0
 """The number of acquisitions per second from which a lock is hot."""
 MAX_HOT = 10
 """The number of hot locks that a process reports: those with the highest rates."""
-_FEW = 10
-"""Groups with more locks than this are not counted."""
-
-Held = Hold | BatchHold
 
 
 class HotLock:
     """A lock and its rate per second; ``recent`` lists holds of different owners, the latest first."""
 
-    def __init__(self, using: str, name: str, rate: float, recent: Iterable[Held]) -> None:
+    def __init__(self, using: str, name: str, rate: float, recent: Iterable[Hold]) -> None:
         self.using = using
         self._name = name
         self._rate = rate
@@ -83,16 +79,15 @@ class HotLock:
         return f"hot {key}", json.dumps(document, separators=(",", ":"))
 
 
-def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]:
+def hot_locks(recent: Sequence[Hold], since: float, now: float) -> list[HotLock]:
     """The hot locks between two monotonic times, from the last MAX_RECENT holds since then."""
     if recent:
         now = max(now, recent[-1].ended)  # holds that end after ``now`` was read are among them
     if len(recent) == MAX_RECENT:
         since = max(since, recent[0].since)  # the deque has dropped earlier holds
-    by_name: dict[tuple[str, str], list[Held]] = defaultdict(list)
+    by_name: dict[tuple[str, str], list[Hold]] = defaultdict(list)
     for held in recent:
-        for using, name in names_of(held):
-            by_name[using, name].append(held)
+        by_name[held.key[0], held.key[1]].append(held)
     rates = Counter({lock: len(holds) / (now - since) for lock, holds in by_name.items()})
     return [
         HotLock(*lock, rate, _last_of_each(by_name[lock]))
@@ -101,17 +96,9 @@ def hot_locks(recent: Sequence[Held], since: float, now: float) -> list[HotLock]
     ]
 
 
-def names_of(held: Held) -> list[tuple[str, str]]:
-    """Alias and name of each lock that was held."""
-    if isinstance(held, Hold):
-        return [held.key[:2]]
-    members = held.group.members if len(held.group.members) <= _FEW else []
-    return [(using, name) for using, name, _ in members]
-
-
-def _last_of_each(holds: list[Held]) -> list[Held]:
+def _last_of_each(holds: list[Hold]) -> list[Hold]:
     """The last hold of each of the last owners."""
-    latest: dict[object, Held] = {}
+    latest: dict[object, Hold] = {}
     for held in reversed(holds):
         latest.setdefault(held.owner.serial, held)
     return list(latest.values())[:MAX_NAMED]
@@ -175,11 +162,10 @@ class Recents:
         self._unsent: dict[str, set[LockId]] = {}  # a server without an entry gets everything
         self._last_event: Event | None = None
 
-    def take(self, held: Iterable[Held], waits: Iterable[Past], now: float) -> None:
+    def take(self, held: Iterable[Hold], waits: Iterable[Past], now: float) -> None:
         """Remember holds and waits that have ended."""
         for each in held:
-            for lock in names_of(each):
-                self._touch(lock, now).holds.append(_past_of(each))
+            self._touch((each.key[0], each.key[1]), now).holds.append(_past_of(each))
         for wait in waits:
             self._touch((wait.key[0], wait.key[1]), now).waits.append(wait)
         self._forget(now)
@@ -250,12 +236,9 @@ def _field_of(lock: LockId) -> str:
     return recent_field(get_settings(using).key_prefix + name)
 
 
-def _past_of(held: Held) -> Past:
-    if isinstance(held, Hold):
-        lasted = held.ended - held.since
-        return Past(lasted, held.ended, held.key, held.caller_name, held.context, held.lost)
-    key = held.group.using, held.group.name, "", held.owner.serial
-    return Past(held.ended - held.since, held.ended, key, held.owner.caller_name, held.context)
+def _past_of(held: Hold) -> Past:
+    lasted = held.ended - held.since
+    return Past(lasted, held.ended, held.key, held.caller_name, held.context, held.lost)
 
 
 def _described(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:

@@ -199,8 +199,10 @@ def _note_taken(
     lock: AbstractLock, attempt: Attempt, request: AcquireRequest, key: Key, outer: Hold | None, started: float
 ) -> bool:
     """Record and report a new hold. Returns False, and records nothing, if its lease is over by now."""
-    hold = Hold(key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token)
-    hold.lease_from(hold.since, attempt.lease, renewed=request.lease is None)
+    hold = Hold(
+        key, lock, attempt.owner, attempt.owner_id, attempt.sent_at, attempt.token,
+        attempt.lease, request.lease is None, request.scoped, calling_line(),
+    )  # fmt: skip
     if attempt.granted_until is not None:
         hold.granted_until(attempt.granted_until)
     if attempt.granted_at >= hold.deadline:
@@ -210,8 +212,6 @@ def _note_taken(
     if attempt.in_doubt:  # a copy that arrives after the end of the hold would take the lock
         hold.late_lease = attempt.lease
         hold.asker = attempt.asker
-    hold.scoped += request.scoped
-    hold.line = calling_line()
     # The watchdog looks for the hold in the table, so it must be there first.
     HOLDS.put(hold)
     watch(hold)

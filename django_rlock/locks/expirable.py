@@ -124,8 +124,6 @@ class Permit:
 class PermitHold(Hold):
     """A permit that is renewed while its Permit object exists: without that object it cannot be released."""
 
-    __slots__ = ("_permit",)
-
     noun = "permit of semaphore"
 
     def __init__(self, semaphore: PermitExpirableSemaphore, each: str, now: float) -> None:

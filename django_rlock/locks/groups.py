@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, Template
@@ -16,8 +17,8 @@ from django_rlock.locks import release
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import FENCED, PLAIN, TOGETHER, AbstractLock, Group, group_of
 from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
-from django_rlock.locks.records import BatchHold, Hold, Key, key_of
-from django_rlock.locks.statistics import count_group, reports_release
+from django_rlock.locks.records import Hold, Key, key_of
+from django_rlock.locks.statistics import count_together, reports_release
 from django_rlock.locks.watchdog import free_behind
 from django_rlock.settings import settings_of
 
@@ -38,6 +39,7 @@ class LockGroup:
     __slots__ = (
         "_counted",
         "_fenced",
+        "_keys",
         "_sides",
         "_to_free",
         "_to_take",
@@ -63,6 +65,7 @@ class LockGroup:
         self.name = ", ".join([lock.name for lock in self.locks])
         self.divided: list[LockGroup] = []
         self._counted: set[Group] | None = None
+        self._keys: tuple[object, list[Key]] = (None, [])
         self._pack_keys(self.settings.key_prefix)
 
     def _pack_keys(self, prefix: str) -> None:
@@ -99,9 +102,13 @@ class LockGroup:
         return self._counted
 
     def keys_of(self, owner: Owner) -> list[Key]:
-        """The keys of the owner's holds."""
-        serial = owner.serial
-        return [(using, name, scope, serial) for using, name, scope in self.members]
+        """The keys of the owner's holds. Those of the last owner are kept: it may release, and take the locks again."""
+        serial, keys = self._keys
+        if serial != owner.serial:
+            serial = owner.serial
+            keys = [(using, name, scope, serial) for using, name, scope in self.members]
+            self._keys = serial, keys
+        return keys
 
     def other_sides_of(self, owner: Owner) -> list[Key]:
         """The keys of the owner's holds of the other sides of its locks, on which it depends whether it may take
@@ -162,7 +169,7 @@ Piece = LockGroup | AbstractLock
 class Grouping:
     """Locks, divided by the scripts that take them: groups, and single locks."""
 
-    __slots__ = ("_settings", "pieces")
+    __slots__ = ("_aliases", "_settings", "pieces")
 
     def __init__(self, driver: Driver, locks: Iterable[AbstractLock]) -> None:
         together: dict[object, list[AbstractLock]] = {}
@@ -171,152 +178,157 @@ class Grouping:
             together.setdefault(place_of(lock) if lock._kind.joins else id(lock), []).append(lock)
         slices = itertools.chain.from_iterable(map(sliced, together.values()))
         self.pieces: list[Piece] = [LockGroup(each) if len(each) > 1 else each[0] for each in slices]
-        self._settings = [settings_of(using) for using in {lock.using for lock in locks}]
+        self._aliases = list({lock.using for lock in locks})
+        self._settings = list(map(settings_of, self._aliases))
+
+    def keys_of(self, owner: Owner) -> list[Key]:
+        """The keys of the owner's holds."""
+        keys = [each.keys_of(owner) if isinstance(each, LockGroup) else [key_of(each, owner)] for each in self.pieces]
+        return keys[0] if len(keys) == 1 else list(itertools.chain.from_iterable(keys))
 
     @property
     def holds_good(self) -> bool:
         """Whether the settings have not changed since it was made."""
-        return all(settings_of(each.alias) is each for each in self._settings)
+        return list(map(settings_of, self._aliases)) == self._settings
 
 
 # --- together ---------------------------------------------------------------------------------------------------------
 
-# The holds of one owner on several locks: as few records as possible, released by as few scripts as possible.
-
-Held = Hold | BatchHold
+# The holds of one owner on several locks, released by as few scripts as possible.
 
 
-def held_of(locks: Sequence[AbstractLock], owner: Owner) -> list[Held]:
-    """An owner's holds of these locks: one record for those taken together, else one for each."""
-    whole = _whole(locks, owner)
-    return [whole] if whole else list(dict.fromkeys(filter(None, _records(locks, owner))))
+# Reads attributes by a call into C: a hundred members have few lines of Python.
+_DEADLINE = attrgetter("deadline")
+_LATE_LEASE = attrgetter("late_lease")
+_LOST = attrgetter("lost")
+_STATE = attrgetter("owner_id", "count", "lost", "lost_below", "kept_until")
+_ENDS = 1, None, 0, 0.0
+"""The state, after the owner id, of a hold whose release frees the lock, and reports no loss."""
 
 
-def singles(held: Held) -> Sequence[Hold]:
-    """The holds in a record, one for each lock."""
-    return [*held.members.values()] if isinstance(held, BatchHold) else [held]
+class Taken(NamedTuple):
+    """Holds of one owner id that one script frees: one for each lock of the group, in the same order."""
 
-
-def _whole(locks: Sequence[AbstractLock], owner: Owner) -> BatchHold | None:
-    """The usual case: one record for all of them."""
-    # One look-up instead of one for each lock: all keys of a record are in the table, or none of them.
-    first = HOLDS.record(locks[0], owner) if locks else None
-    if isinstance(first, BatchHold) and first.is_whole and first.group.locks == tuple(locks):
-        return first
-    return None
-
-
-def _records(locks: Sequence[AbstractLock], owner: Owner) -> list[Held | None]:
-    return HOLDS.records([key_of(lock, owner) for lock in locks])
+    group: LockGroup
+    holds: Sequence[Hold]
 
 
 async def release_all(
-    driver: Driver, owner: Owner, locks: Sequence[AbstractLock], begun: set[object]
+    driver: Driver, owner: Owner, locks: Sequence[AbstractLock], begun: set[object], pieces: Sequence[Piece] = ()
 ) -> list[RLockError]:
     """Release one hold of each lock; returns the errors. After an interruption the background releases the rest.
 
-    ``begun`` collects the locks whose release has started; the caller need not release them.
+    ``begun`` collects the locks whose release has started; the caller need not release them. ``pieces`` are the locks
+    as scripts take them, if that is known.
     """
     failures: list[RLockError] = []
-    rest: Sequence[BatchHold | AbstractLock] = locks
+    rest: Sequence[Taken | AbstractLock] = locks
     try:
-        rest = _pieces_held(driver, owner, locks)
+        rest = _pieces_held(driver, owner, locks, pieces)
         for piece in rest:
             try:
-                await _release_piece(driver, owner, piece, failures, begun)
+                if isinstance(piece, Taken):
+                    failures += await _free(driver.at(piece.group.using), piece)
+                else:
+                    await release.release(piece, driver.at(piece.using), owner, 0, begun)
             except RLockError as failure:
-                begun.add(piece)
+                begun.add(_name_of(piece))
                 failures.append(failure)
     except BaseException:
         for piece in rest:
-            if piece not in begun:
-                begun.add(piece)
+            if _name_of(piece) not in begun:
+                begun.add(_name_of(piece))
                 _release_later(piece, owner)
         raise
     return failures
 
 
-async def _release_piece(
-    driver: Driver, owner: Owner, piece: BatchHold | AbstractLock, failures: list[RLockError], begun: set[object]
-) -> None:
-    if isinstance(piece, BatchHold):
-        failures += await _free(driver.at(piece.group.using), piece)
-    else:
-        await release.release(piece, driver.at(piece.using), owner, 0, begun)
+def _name_of(piece: Taken | AbstractLock) -> object:
+    return piece.group if isinstance(piece, Taken) else piece
 
 
-def _release_later(piece: BatchHold | AbstractLock, owner: Owner) -> None:
-    held = piece if isinstance(piece, BatchHold) else HOLDS.get(piece, owner)
-    for hold in singles(held) if held else ():
+def _release_later(piece: Taken | AbstractLock, owner: Owner) -> None:
+    for hold in piece.holds if isinstance(piece, Taken) else HOLDS.of_lock(piece, owner):
         if hold in HOLDS:  # a group that is being freed handles interruptions itself
             release.release_later(hold)
 
 
-def _pieces_held(driver: Driver, owner: Owner, locks: Sequence[AbstractLock]) -> list[BatchHold | AbstractLock]:
+def _pieces_held(
+    driver: Driver, owner: Owner, locks: Sequence[AbstractLock], pieces: Sequence[Piece]
+) -> Sequence[Taken | AbstractLock]:
     """The parts that one script each releases."""
     if owner.is_named:
-        return list(locks)  # others share the name, so these are released one by one
-    now, place_of = driver.now(), places(driver)
-    whole = _whole(locks, owner)
-    if whole and not whole.is_lost(now):
-        return [whole]
-    pieces: dict[object, dict[Held | None, AbstractLock]] = {}
-    for lock, held in zip(locks, _records(locks, owner), strict=True):
+        return locks  # others share the name, so these are released one by one
+    now = driver.now()
+    # Usually nothing has happened to the locks since they were taken, and their keys are packed already.
+    taken = [each for piece in pieces if (each := _as_taken(piece, owner, now))]
+    if taken and len(taken) == len(pieces):
+        return taken
+    place_of = places(driver)
+    together: dict[object, list[tuple[Hold | None, AbstractLock]]] = {}
+    for lock in locks:
+        hold = HOLDS.get(lock, owner)
         # One script frees what one owner id holds on one server: what was taken by one attempt.
-        together = held is not None and lock._kind.joins and _ends(held, now)
-        place = (*place_of(lock), held.owner_id) if held is not None and together else id(lock)
-        pieces.setdefault(place, {})[held] = lock
-    return [piece for found in pieces.values() for piece in _joined(found)]
+        joins = hold is not None and lock._kind.joins and _ends(hold, now)
+        place = (*place_of(lock), hold.owner_id) if hold is not None and joins else id(lock)
+        together.setdefault(place, []).append((hold, lock))
+    return [piece for found in together.values() for part in sliced(found) for piece in _joined(part)]
 
 
-def _ends(held: Held, now: float) -> bool:
+def _as_taken(piece: Piece, owner: Owner, now: float) -> Taken | AbstractLock | None:
+    """What one script releases of a piece; None if it cannot release a group as one attempt took it."""
+    if not isinstance(piece, LockGroup):
+        return piece
+    holds = HOLDS.under_keys(piece.keys_of(owner))
+    if piece.divided or len(holds) < len(piece.locks) or now >= min(map(_DEADLINE, holds)):
+        return None
+    return Taken(piece, holds) if set(map(_STATE, holds)) == {(holds[0].owner_id, *_ENDS)} else None
+
+
+def _ends(hold: Hold, now: float) -> bool:
     """Whether its release frees the lock, and reports no loss."""
-    nested = isinstance(held, Hold) and (held.count > 1 or held.lost_below or held.kept_until)
-    return not nested and not held.is_lost(now)
+    return now < hold.deadline and _STATE(hold)[1:] == _ENDS
 
 
-def _joined(found: dict[Held | None, AbstractLock]) -> Iterable[BatchHold | AbstractLock]:
-    """Join holds in one place and under one owner id into as few groups as possible."""
-    if len(found) == 1:
-        ((held, lock),) = found.items()
-        return [held if isinstance(held, BatchHold) else lock]
-    members = [each for held, lock in found.items() for each in _members(held, lock)]
-    slices = [zip(*part, strict=True) for part in sliced(members)]
-    return [BatchHold.joined(LockGroup(locks), holds) for holds, locks in slices]
+def lost_of(holds: Sequence[Hold], now: float) -> list[Hold]:
+    """The holds among these that are lost."""
+    if holds and now < min(map(_DEADLINE, holds)) and not any(map(_LOST, holds)):
+        return []
+    return [hold for hold in holds if hold.is_lost(now)]
+
+
+def _joined(found: Sequence[tuple[Hold | None, AbstractLock]]) -> Iterable[Taken | AbstractLock]:
+    holds = [hold for hold, _ in found if hold is not None]
+    locks = [lock for _, lock in found]
+    return [Taken(LockGroup(locks), holds)] if len(holds) > 1 else locks
 
 
 def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
     return [group if len(group.locks) > 1 else group.locks[0] for group in groups]
 
 
-def _members(held: Held | None, lock: AbstractLock) -> list[tuple[Hold, AbstractLock]]:
-    if isinstance(held, BatchHold):
-        return list(zip(held.members.values(), held.group.locks, strict=True))
-    return [] if held is None else [(held, lock)]
-
-
-async def _free(driver: Driver, held: BatchHold) -> list[RLockError]:
-    group = held.group
-    call = group.release_call(held.owner_id)
+async def _free(driver: Driver, taken: Taken) -> list[RLockError]:
+    group, holds = taken
+    call = group.release_call(holds[0].owner_id)
+    deadline = min(map(_DEADLINE, holds))
     try:
-        HOLDS.remove_group(held)  # before the command, so that no renewal starts
-        missing = await _send_release(driver, held, call)
+        HOLDS.remove_all(holds)  # before the command, so that no renewal starts
+        missing = await _send_release(driver, taken, call, deadline)
     except BaseException as error:
-        HOLDS.remove_group(held)  # the keys that an interruption left, too
-        holds = held.members.values()
-        clean_up(group.using, call, max(hold.deadline for hold in holds))
+        HOLDS.remove_all(holds)  # an interruption may have left some of them
+        clean_up(group.using, call, max(map(_DEADLINE, holds)))
         for hold in holds:
             free_behind(hold, hold.deadline)
         if isinstance(error, LockUnavailableError):
-            raise release.release_failed(group.locks[0], error, held.deadline - driver.now()) from error
+            raise release.release_failed(group.locks[0], error, deadline - driver.now()) from error
         raise
-    return _note_freed(held, call, missing, driver.now())
+    return _note_freed(taken, call, missing, driver.now())
 
 
-async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> set[AbstractLock]:
+async def _send_release(driver: Driver, taken: Taken, call: ScriptCall, deadline: float) -> set[AbstractLock]:
     """Return the locks that were gone."""
-    group: LockGroup = held.group
-    until = min(held.deadline, driver.now() + RELEASE_PATIENCE)
+    group, holds = taken
+    until = min(deadline, driver.now() + RELEASE_PATIENCE)
     try:
         return group.at((await driver.run(call, until))[1])
     except LockUnavailableError:
@@ -324,20 +336,21 @@ async def _send_release(driver: Driver, held: BatchHold, call: ScriptCall) -> se
             raise
     call.sends, gone = 0, set[AbstractLock]()  # its server has executed nothing of the whole
     for part in group.divided:
-        its = part.release_call(held.owner_id)
+        its = part.release_call(holds[0].owner_id)
         gone |= part.at((await driver.run(its, until))[1])
         call.sends = max(call.sends, its.sends)
     return gone
 
 
-def _note_freed(held: BatchHold, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
+def _note_freed(taken: Taken, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
     # A hundred members that end as usual are counted by one step; anything to report concerns a member alone.
-    unusual = missing or call.sends > 1 or held.late_lease
-    if not unusual and not reports_release(held.group.locks[0], now - held.since):
-        count_group(held, now)
+    group, holds = taken
+    unusual = missing or call.sends > 1 or any(map(_LATE_LEASE, holds))
+    if not unusual and not reports_release(group.locks[0], now - holds[0].since):
+        count_together(holds, group.counted, group.name, now)
         return []
     failures: list[RLockError] = []
-    for lock, hold in zip(held.group.locks, held.members.values(), strict=True):
+    for lock, hold in zip(group.locks, holds, strict=True):
         hold.count = 0
         try:
             release.note_released(hold.lock, hold, call, lock not in missing, now)

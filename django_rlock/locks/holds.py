@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockNotOwnedError
-from django_rlock.locks.records import BatchHold, Hold, Key, Wait, key_of
+from django_rlock.locks.records import Hold, Key, Wait, key_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.kinds import AbstractLock, Named
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 class Before(NamedTuple):
     """The hold of an owner before an attempt or a block: its record, its count, and its number of blocks."""
 
-    record: Hold | BatchHold | None = None
+    record: Hold | None = None
     depth: int = 0
     blocks: int = 0
 
@@ -29,8 +28,6 @@ class Before(NamedTuple):
             return True
         # A hold that was lost before may be forgotten during a long wait; then the new hold is not nested.
         former = self.record
-        if isinstance(former, BatchHold):
-            former = None if former.is_whole else former.members.get(hold.key)  # a whole one was not lost
         return former is not None and former.lost is not None and hold is not former and hold.lost is None
 
 
@@ -44,14 +41,12 @@ class Holds:
     """
 
     def __init__(self) -> None:
-        self.table: dict[Key, Hold | BatchHold] = {}
+        self.table: dict[Key, Hold] = {}
         """Read by others only to see whether anything is held, without a call."""
 
     def get(self, lock: Named, owner: Owner, scope: str | None = None) -> Hold | None:
         """The owner's hold of this lock, or of the same name in another scope."""
-        key = key_of(lock, owner, scope)
-        found = self.table.get(key)
-        return found.members[key] if isinstance(found, BatchHold) else found
+        return self.table.get(key_of(lock, owner, scope))
 
     def owned(self, lock: Named, owner: Owner) -> Hold:
         """The owner's hold. Raises LockLostError when it was lost, LockNotOwnedError when there is none."""
@@ -64,53 +59,43 @@ class Holds:
 
     def at(self, key: Key) -> Hold | None:
         """The hold with this key."""
-        found = self.table.get(key)
-        return found.members[key] if isinstance(found, BatchHold) else found
+        return self.table.get(key)
+
+    def under_keys(self, keys: Iterable[Key]) -> list[Hold]:
+        """The holds with these keys, where they exist."""
+        return list(filter(None, map(self.table.get, keys)))
 
     def before(self, keys: Sequence[Key], depth: Callable[[Key], tuple[int, int]]) -> Mapping[Key, Before]:
-        """The records of the locks with these keys, where they exist; ``depth`` returns how often and by how many
-        blocks they are held. Does not split groups.
-        """
+        """The holds with these keys, where they exist; ``depth`` returns how often and by how many blocks a lock is
+        held."""
         return {} if self.has_none(keys) else {key: Before(self.table.get(key), *depth(key)) for key in keys}
-
-    def record(self, lock: Named, owner: Owner) -> Hold | BatchHold | None:
-        """The record with the owner's hold of this lock; it may be that of a group."""
-        return self.table.get(key_of(lock, owner))
 
     def depth(self, key: Key) -> tuple[int, int]:
         """How often the lock with this key is held, counting holds that were lost and not released yet, and by how many
-        blocks; does not split a group's record."""
-        found = self.table.get(key)
-        if found is None:
-            return 0, 0
-        if isinstance(found, BatchHold):
-            if found.is_whole:
-                return 1, found.scoped
-            found = found.members[key]
-        return found.count + found.lost_below, found.scoped
+        blocks."""
+        hold = self.table.get(key)
+        return (0, 0) if hold is None else (hold.count + hold.lost_below, hold.scoped)
 
     def has_none(self, keys: Sequence[Key]) -> bool:
         """Whether there is no hold with any of these keys."""
         return self.table.keys().isdisjoint(keys)
 
-    def records(self, keys: Sequence[Key]) -> list[Hold | BatchHold | None]:
-        """The record for each of these keys; a group's record only if all its locks are among the keys."""
-        found = [self.table.get(key) for key in keys]
-        times = Counter(found)
-        return [
-            each if isinstance(each, BatchHold) and each.is_whole and times[each] == len(each.keys) else self.at(key)
-            for key, each in zip(keys, found, strict=True)
-        ]
-
     def put(self, hold: Hold) -> None:
         self.table[hold.key] = hold
 
-    def put_group(self, held: BatchHold) -> None:
-        self.table.update(dict.fromkeys(held.keys, held))
+    def put_all(self, keys: Iterable[Key], holds: Iterable[Hold]) -> None:
+        """Put all or none: the table is changed by one call into C."""
+        self.table.update(zip(keys, holds, strict=True))
 
     def remove(self, hold: Hold) -> None:
-        if self.table.get(hold.key) is hold or hold in self:
+        if self.table.get(hold.key) is hold:
             self.table.pop(hold.key, None)
+
+    def remove_all(self, holds: Iterable[Hold]) -> None:
+        table = self.table
+        for hold in holds:  # as remove(), without calls
+            if table.get(hold.key) is hold:
+                table.pop(hold.key, None)
 
     def move(self, hold: Hold, key: Key) -> None:
         """Give a hold another key. If this is interrupted, the table may have it under both."""
@@ -124,11 +109,6 @@ class Holds:
         """Remove the entry with this key if it is this hold's."""
         if self.at(key) is hold:
             self.table.pop(key, None)
-
-    def remove_group(self, held: BatchHold) -> None:
-        for key in held.keys:
-            self.table.pop(key, None)
-        held.keys = ()
 
     def uncover_lost(self, hold: Hold) -> None:
         """A hold may have been taken after lost ones of the same owner, which must still be reported when released."""
@@ -145,63 +125,43 @@ class Holds:
             self.put(hold)
 
     def __contains__(self, hold: Hold) -> bool:
-        found = self.table.get(hold.key)
-        if isinstance(found, BatchHold):
-            return not found.is_whole and found.members[hold.key] is hold
-        return found is hold
+        return self.table.get(hold.key) is hold
 
     def snapshot(self) -> list[Hold]:
-        return self._where(lambda _: True)
+        # A list of the values is one call into C; a loop over them is not.
+        return list(self.table.values())
 
     def locks(self) -> list[Any]:
-        """The locks that are held and not known to be lost, each once for each owner here. Does not split groups."""
-        return [lock for held in set(self.table.values()) for lock in self._locks_of(held)]
-
-    def _locks_of(self, held: Hold | BatchHold) -> Sequence[Any]:
-        if isinstance(held, Hold):
-            return () if held.lost else (held.lock,)
-        if held.is_whole:
-            locks: Sequence[Any] = held.group.locks
-            return locks
-        return [hold.lock for hold in held.members.values() if hold in self and not hold.lost]
+        """The locks that are held and not known to be lost, each once for each owner here."""
+        return [hold.lock for hold in self.snapshot() if not hold.lost]
 
     def names_of(self, owner_id: str) -> set[str]:
-        """The names of the locks that are held under an owner id, at any alias. Does not split groups."""
-        held = [each for each in set(self.table.values()) if each.owner_id == owner_id]
-        return {lock.name for each in held for lock in self._locks_of(each)}
+        """The names of the locks that are held under an owner id, at any alias."""
+        return {hold.lock.name for hold in self.snapshot() if hold.owner_id == owner_id}
 
     def of(self, owner: Owner) -> list[Hold]:
         """The holds of one thread or task."""
-        return self._where(lambda held: held.owner is owner)
+        return [hold for hold in self.snapshot() if hold.owner is owner]
 
     def under(self, about: dict[str, str]) -> list[Hold]:
         """The holds that were taken under a context."""
-        return self._where(lambda held: held.context is about)
+        return [hold for hold in self.snapshot() if hold.context is about]
 
     def of_lock(self, lock: AbstractLock, owner: Owner) -> list[Hold]:
         """One owner's holds of a lock; for a MultiLock, of each of its locks."""
         return [hold for part in lock.parts if (hold := self.get(part, owner)) is not None]
 
-    def held_against(self, lock: Named) -> list[Hold | BatchHold]:
+    def held_against(self, lock: Named) -> list[Hold]:
         """This process's holds under a lock's name; of readers, only the holds for which ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
-        held = self.table.copy().items()
-        return [each for key, each in held if key[:2] == (lock.using, lock.name) and key[2] in scopes]
+        name = lock.using, lock.name
+        return [hold for hold in self.snapshot() if hold.key[:2] == name and hold.key[2] in scopes]
 
     def left_by(self, lock: Named) -> str | None:
         """The reports' name of a thread or task that has ended without releasing the lock."""
-        left = self._where(lambda held: held.owner.ended)
-        return next(
-            (hold.caller_name for hold in left if hold.key[:3] == (lock.using, lock.name, lock._kind.scope)), None
-        )
-
-    def _where(self, wanted: Callable[[Hold | BatchHold], bool]) -> list[Hold]:
-        # Groups that are not wanted are not split. A list of the items would make a tuple for each: then the collector
-        # may run, and with it code that changes the table. A copy is a single call into C.
-        if not self.table:
-            return []
-        found = self.table.copy().items()
-        return [hold for key, held in found if wanted(held) and (hold := self.at(key)) is not None]
+        place = lock.using, lock.name, lock._kind.scope
+        left = (hold.caller_name for hold in self.snapshot() if hold.key[:3] == place and hold.owner.ended)
+        return next(left, None)
 
     def __bool__(self) -> bool:
         """Whether anything is held."""

@@ -7,23 +7,24 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from django_rlock._core.callbacks import log
 from django_rlock._redis.scripts import ABSENT, ENDLESS, OK, QUEUED
-from django_rlock._transport.calls import Driver
+from django_rlock._transport.calls import Driver, ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import acquire, forced, ownership
 from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.groups import Grouping, LockGroup, Piece, held_of, pieces_of, release_all, singles
+from django_rlock.locks.groups import Grouping, LockGroup, Piece, lost_of, pieces_of, release_all
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
 from django_rlock.locks.mutex import a_call, refuse_nested
 from django_rlock.locks.options import Duration, unknown_option
-from django_rlock.locks.records import BatchHold, Hold, calling_line, key_of
+from django_rlock.locks.records import Hold, Key, calling_line
 from django_rlock.locks.release import release_later
 from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group
@@ -38,16 +39,16 @@ KEEP_FOR = 2.0
 
 
 class AllOrNone:
-    """One attempt at some ``locks``. ``taken`` are the locks that its owner already holds. ``lent`` are the holds among
-    them that are renewed only until the owner has all locks. ``_begun`` are the locks whose release has begun, and
-    ``_left`` is the number of locks whose block is no longer counted. ``until`` is when its time is up (None: never).
+    """One attempt at some locks; ``keys`` are the owner's keys of their holds, and ``until`` is when its time is up
+    (None: never).
 
-    ``owner_id`` is the owner id under which the locks are taken; one script frees what one owner id holds on a server.
+    ``taken`` are the locks that its owner already holds. ``lent`` are the holds among them that are renewed only until
+    the owner has all locks. ``_begun`` are the locks whose release has begun, and ``_left`` is the number of locks
+    whose block is no longer counted. ``owner_id`` is the owner id under which the locks are taken; one script frees
+    what one owner id holds on a server.
     """
 
-    def __init__(
-        self, driver: Driver, request: AcquireRequest, until: float | None, locks: Sequence[AbstractLock]
-    ) -> None:
+    def __init__(self, driver: Driver, request: AcquireRequest, until: float | None, keys: list[Key]) -> None:
         self.driver = driver
         self.request = request
         self.owner = request.owner
@@ -57,7 +58,7 @@ class AllOrNone:
         self.lent: list[Hold] = []
         self._begun: set[object] = set()
         self._left = 0
-        self._keys = [key_of(lock, request.owner) for lock in locks]
+        self._keys = keys
         self._before = HOLDS.before(self._keys, HOLDS.depth)
 
     async def run(self, parts: Sequence[AbstractLock], pieces: Iterable[Piece]) -> bool:
@@ -163,21 +164,17 @@ class AllOrNone:
         first = group.locks[0]
         group.settings.check_kind(first.kind)
         call = group.acquire_call(owner_id, lease)
-        held = None
+        holds: list[Hold] = []
         try:
             reply = await driver.run(call, self.until, lambda: group.release_call(owner_id))
             now = driver.now()
             # Counted from before the command was sent: a later reply proves nothing (rule 7 of docs/architecture.md).
             if reply[1] == OK and now < call.sent_at + lease:
-                held = BatchHold(group, owner, owner_id, call.sent_at, lease)
-                held.renewed, held.scoped = self.request.lease is None, self.request.scoped
-                held.line = calling_line()
-                held.tokens = group.tokens_in(reply)
-                self._note_taken(held, call.sends > 1)
+                holds = self._holds_in(group, call, lease, reply)
+                self._note_taken(group, holds)
                 return True
         except BaseException as error:
-            if held is not None:
-                HOLDS.remove_group(held)
+            HOLDS.remove_all(holds)
             # A server that became a node of a cluster refuses keys of several slots, and executes nothing.
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
@@ -197,13 +194,33 @@ class AllOrNone:
             self._note_failed(taken).left_ms = reply[1]
         return False
 
-    def _note_taken(self, held: BatchHold, has_copies: bool) -> None:
-        if has_copies:  # a copy that arrives after the end of the hold would take the locks
-            held.late_lease = held.lease
-        HOLDS.put_group(held)
-        watch_group(held)
-        report_taken(held.group.locks, held.owner_id)
-        self.taken += held.group.locks
+    def _holds_in(self, group: LockGroup, call: ScriptCall, lease: float, reply: Sequence[Any]) -> list[Hold]:
+        """The holds of a group that was just taken."""
+        make = partial(
+            Hold,
+            owner=self.owner,
+            owner_id=self.owner_id,
+            now=call.sent_at,
+            lease=lease,
+            renewed=self.request.lease is None,
+            scoped=self.request.scoped,
+            line=calling_line(),
+        )
+        holds = list(map(make, group.keys_of(self.owner), group.locks))
+        if tokens := group.tokens_in(reply):
+            for lock, hold in zip(group.locks, holds, strict=True):
+                hold.token = tokens.get(lock)
+        if call.sends > 1:  # a copy that arrives after the end of the holds would take the locks
+            for hold in holds:
+                hold.late_lease = lease
+        return holds
+
+    def _note_taken(self, group: LockGroup, holds: Sequence[Hold]) -> None:
+        keys = group.keys_of(self.owner)
+        HOLDS.put_all(keys, holds)
+        watch_group(keys, holds[0])
+        report_taken(group.locks, holds[0].owner_id)
+        self.taken += group.locks
 
     # --- all, or none ------------------------------------------------------------------------------------------------
 
@@ -221,15 +238,16 @@ class AllOrNone:
 
     def _has_lost_any(self) -> bool:
         """Whether it lost a lock before it had all of them. LockLostError if its owner held that one before."""
-        now = self.driver.now()
-        for held in held_of(self.taken, self.owner):
-            if held.is_lost(now):
-                for hold in singles(held):
-                    if self._before.get(hold.key, NOTHING).record is not None:
-                        raise hold.lost_error()
-                    self._note_failed(hold.lock)
-                return True
-        return False
+        lost = lost_of(HOLDS.under_keys(self._keys), self.driver.now())
+        for hold in lost:
+            if self._before.get(hold.key, NOTHING).record is not None:
+                raise hold.lost_error()
+            self._note_failed(hold.lock)
+        return bool(lost)
+
+    def _holds(self) -> list[Hold]:
+        """The holds of the locks that were taken."""
+        return [hold for lock in self.taken if (hold := HOLDS.get(lock, self.owner)) is not None]
 
     def _note_failed(self, lock: Named) -> Attempt:
         lease = self.request.lease_under(lock._settings)
@@ -238,13 +256,12 @@ class AllOrNone:
 
     async def _level_leases(self, lease: float) -> None:
         """Extend the leases of locks taken early to that of the last one; the watchdog takes care of renewed ones."""
-        records = [held for held in held_of(self.taken, self.owner) if not held.renewed or held in self.lent]
-        latest = max((held.deadline for held in records), default=0.0)
-        for held in records:
-            if held in self.lent or held.deadline < min(latest, self.driver.now() + lease):
-                for hold in singles(held):
-                    with suppress(LockLostError):  # which is noticed next
-                        await ownership.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
+        holds = [hold for hold in self._holds() if not hold.renewed or hold in self.lent]
+        latest = max((hold.deadline for hold in holds), default=0.0)
+        for hold in holds:
+            if hold in self.lent or hold.deadline < min(latest, self.driver.now() + lease):
+                with suppress(LockLostError):  # which is noticed next
+                    await ownership.extend_hold(hold.lock, self.driver.at(hold.lock.using), hold, lease)
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""
@@ -255,9 +272,9 @@ class AllOrNone:
 
     def _leave_blocks(self) -> None:
         """Stop counting the blocks of the locks that were taken; after an interruption, continue with the rest."""
-        for held in held_of(self.taken, self.owner)[self._left :]:
+        for hold in self._holds()[self._left :]:
             # Python looks for signals after calls and as a loop starts over: not between these two statements.
-            held.scoped -= self.request.scoped
+            hold.scoped -= self.request.scoped
             self._left += 1
 
     async def give_up(self, error: BaseException) -> None:
@@ -294,9 +311,10 @@ class MultiEngine:
 
     @staticmethod
     async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
-        attempt = AllOrNone(driver, request, request.until(driver.now()), lock.parts)
+        grouping = _grouping(lock, driver)
+        attempt = AllOrNone(driver, request, request.until(driver.now()), grouping.keys_of(request.owner))
         try:
-            return await attempt.run(lock.parts, _pieces(lock, driver))
+            return await attempt.run(lock.parts, grouping.pieces)
         except BaseException as error:
             await attempt.give_up(error)
             raise
@@ -308,12 +326,13 @@ class MultiEngine:
             MultiEngine.leave_block(lock, owner)
         before = owner.is_calling and refuse_nested(lock)
         # Another process may hold the members under a name, so only the servers know.
-        if not owner.is_named and HOLDS.has_none([key_of(part, owner) for part in lock.parts]):
+        grouping = _grouping(lock, driver)
+        if not owner.is_named and HOLDS.has_none(grouping.keys_of(owner)):
             left_by = next(filter(None, map(HOLDS.left_by, lock.parts)), None)
             raise LockNotOwnedError(lock.name, owner=owner.owner_id, left_by=left_by)
         try:
             owner.is_calling = True
-            failures = await release_all(driver, owner, lock.parts, set())
+            failures = await release_all(driver, owner, lock.parts, set(), grouping.pieces)
         finally:
             owner.is_calling = before
         if failures:
@@ -322,8 +341,8 @@ class MultiEngine:
 
     @staticmethod
     def leave_block(lock: MultiLock, owner: Owner) -> None:
-        for held in held_of(lock.parts, owner):
-            held.scoped -= 1
+        for hold in HOLDS.of_lock(lock, owner):
+            hold.scoped -= 1
 
     @staticmethod
     async def extend(lock: MultiLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
@@ -349,11 +368,11 @@ class MultiEngine:
         return [owner for part in lock.parts for owner in await ownership.ask_holders(part, driver.at(part.using))]
 
 
-def _pieces(lock: MultiLock, driver: Driver) -> list[Piece]:
+def _grouping(lock: MultiLock, driver: Driver) -> Grouping:
     known = lock._grouping
     if known is None or not known.holds_good:
         known = lock._grouping = Grouping(driver, lock.parts)
-    return known.pieces
+    return known
 
 
 # --- the public class -------------------------------------------------------------------------------------------------

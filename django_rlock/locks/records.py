@@ -1,4 +1,4 @@
-"""This process's records of the locks that it holds (``Hold``, ``BatchHold``) or waits for (``Wait``).
+"""This process's records of the locks that it holds (``Hold``) or waits for (``Wait``).
 
 The tables of these records are in ``holds``.
 """
@@ -9,18 +9,17 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.kinds import RENEW, AbstractLock, Named
+from django_rlock.locks.kinds import RENEW, Named
 
 if TYPE_CHECKING:
     from django_rlock._transport.calls import Waiter
@@ -106,70 +105,53 @@ class Hold:
     ``ended`` is set once it is counted.
     """
 
-    __slots__ = (
-        "asker",
-        "caller_name",
-        "context",
-        "count",
-        "deadline",
-        "ended",
-        "ending",
-        "kept_until",
-        "key",
-        "kind",
-        "late_lease",
-        "lease",
-        "line",
-        "lock",
-        "lost",
-        "lost_below",
-        "overdue",
-        "owner",
-        "owner_id",
-        "planned",
-        "renewed",
-        "reported",
-        "runs_for",
-        "scoped",
-        "since",
-        "subscription",
-        "suspect",
-        "token",
-        "variables",
-    )
-
+    # Most holds are released as they were taken. So they have these in common, and few attributes are set for each.
+    count = 1
+    ending = False
+    kept_until = 0.0
+    late_lease = 0.0
+    lost: str | None = None
+    lost_below = 0
+    overdue = False
+    planned = math.nan
+    reported = False
+    subscription: object = None
+    suspect = False
     ended: float
 
-    def __init__(
-        self, key: Key, lock: Named, owner: Owner, owner_id: str, now: float, token: int | None = None
+    def __init__(  # noqa: PLR0913, PLR0917 - one call with all of them is cheap
+        self,
+        key: Key,
+        lock: Named,
+        owner: Owner,
+        owner_id: str,
+        now: float,
+        token: int | None = None,
+        lease: float = 0.0,
+        renewed: bool = False,
+        scoped: int = 0,
+        line: Line | None = None,
     ) -> None:
         self.key = key
-        self.token = token
         self.lock = lock
-        self.kind = lock._kind
+        self.kind = kind = lock._kind
         self.owner = owner
         self.owner_id = self.asker = owner_id
+        self.since = now
+        self.token = token
+        self.scoped = scoped
+        self.line = line
         self.caller_name = owner.caller_name
         self.context = context.get()
         self.variables = copy_context()
-        self.since = now
-        self.planned = math.nan
-        self.reported = False
-        self.count = 1
-        self.scoped = 0
-        self.suspect = False
-        self.ending = False
-        self.subscription: object = None
-        self.line: Line | None = None
-        self.overdue = False
-        self.late_lease = 0.0
-        self.lost: str | None = None
-        self.lost_below = 0
-        self.kept_until = 0.0
+        # As lease_from(), without a call.
+        self.lease = self.runs_for = lease
+        self.renewed = renewed
+        self.deadline = now + (self.runs(lease) if kind.drifts else lease)
 
     def outlives(self, outer: Hold) -> None:
         """Replace a lost hold of the same owner, whose enclosing blocks still have to be notified."""
-        self.scoped = outer.scoped
+        self.scoped += outer.scoped
         self.lost_below = outer.lost_below + outer.count
 
     def lease_from(self, sent_at: float, lease: float, renewed: bool) -> None:
@@ -279,98 +261,6 @@ class Hold:
     def owner_ended(self) -> bool:
         """Whether the thread or task that holds it has ended, so that it can never be released."""
         return self.owner.ended
-
-
-class BatchHold:
-    """Locks that one script took for an owner: one record for all, until one of them is needed on its own.
-
-    Then each becomes a separate ``Hold``, permanently, with the times of this record. Any thread may cause that.
-    Attributes are those of ``Hold``; ``group`` is the LockGroup (``groups``), ``keys`` are the table's keys for it, and
-    ``tokens`` the fencing tokens. Kinds with a clock drift are not grouped.
-    """
-
-    __slots__ = (
-        "_split",
-        "context",
-        "deadline",
-        "ended",
-        "group",
-        "keys",
-        "late_lease",
-        "lease",
-        "line",
-        "owner",
-        "owner_id",
-        "renewed",
-        "scoped",
-        "since",
-        "tokens",
-        "variables",
-    )
-
-    ended: float
-    tokens: Mapping[AbstractLock, int]
-
-    def __init__(self, group: Any, owner: Owner, owner_id: str, now: float, lease: float) -> None:
-        self.group = group
-        self.owner = owner
-        self.owner_id = owner_id
-        self.keys: Sequence[Key] = group.keys_of(owner)
-        self.context = context.get()
-        self.variables = copy_context()
-        self.since = now
-        self.lease = lease
-        self.deadline = now + lease
-        self.late_lease = 0.0
-        self.line: Line | None = None
-        self.renewed = False
-        self.scoped = 0
-        self.tokens = {}
-        self._split: dict[str, dict[Key, Hold]] = {}
-
-    @classmethod
-    def joined(cls, group: Any, holds: Sequence[Hold]) -> Self:
-        """Join holds of a group's locks, which have the same owner id, into one record again."""
-        first = holds[0]
-        held = cls(group, first.owner, first.owner_id, min(hold.since for hold in holds), first.lease)
-        # The record is released as a whole, so it counts as lost when the first of its holds does.
-        held.deadline = min(hold.deadline for hold in holds)
-        held.late_lease = max(hold.late_lease for hold in holds)
-        held._split["members"] = members = {hold.key: hold for hold in holds}
-        held.keys = tuple(members)
-        return held
-
-    @property
-    def members(self) -> dict[Key, Hold]:
-        """Its holds, one for each lock."""
-        # If two threads get here at once, both get the members that one of them made: setdefault() is one call into C.
-        # The table still has this record, so a release that removes its keys ends the members too.
-        return self._split.get("members") or self._split.setdefault("members", self._make_members())
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether none of its locks has been needed on its own."""
-        return not self._split
-
-    def renew_at(self) -> float:
-        """When the watchdog should renew it: after a third of its lease."""
-        return self.deadline - self.lease * 2 / 3
-
-    def is_lost(self, now: float) -> bool:
-        """Whether it has outlived its lease; other losses are recorded in its members."""
-        return now >= self.deadline
-
-    def _make_members(self) -> dict[Key, Hold]:
-        return {hold.key: hold for hold in map(self._make_member, self.group.locks)}
-
-    def _make_member(self, lock: AbstractLock) -> Hold:
-        hold = Hold(key_of(lock, self.owner), lock, self.owner, self.owner_id, self.since, self.tokens.get(lock))
-        hold.context, hold.variables = self.context, self.variables
-        hold.lease_from(self.since, self.lease, self.renewed)
-        hold.scoped = self.scoped
-        hold.late_lease = self.late_lease
-        hold.line = self.line
-        return hold
 
 
 class Wait:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +20,6 @@ from django_rlock.settings import settings_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.attempt import Attempt
-    from django_rlock.locks.records import BatchHold
 
 # --- counting ---------------------------------------------------------------------------------------------------------
 
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 MAX_GROUPS = 50
 """How many groups are counted; the locks of further groups are counted together, for each alias."""
 MAX_RECENT = 500
+FEW = 10
+"""Of more locks that were taken together, none is among the last holds."""
 MAX_EVENTS = 50
 LONG_WAIT = 0.001
 """Shorter waits are not worth counting, in seconds."""
@@ -112,7 +113,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.groups: dict[Group, LockStatistics] = {}
-        self.recent: deque[Hold | BatchHold] = deque(maxlen=MAX_RECENT)
+        self.recent: deque[Hold] = deque(maxlen=MAX_RECENT)
         self.waits: deque[Past] = deque(maxlen=MAX_RECENT)
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._by_name: dict[str, LockStatistics] = {}
@@ -170,18 +171,21 @@ def count_hold(hold: Hold, now: float) -> None:
         counters.holds.append(Past(held, now, hold.key, hold.caller_name, hold.context))
 
 
-def count_group(held: BatchHold, now: float) -> None:
-    """Count locks that were taken together and are released now, once for each of their groups."""
-    held.ended = now
-    STATISTICS.recent.append(held)
-    lasted, owner, group = now - held.since, held.owner, held.group
-    for each in group.counted:
-        counters = STATISTICS.at(each)
+def count_together(holds: Sequence[Hold], groups: Iterable[Group], name: str, now: float) -> None:
+    """Count locks that were taken together and are released now, once for each of their groups; ``name`` names all."""
+    first = holds[0]
+    for hold in holds:
+        hold.ended = now
+    if len(holds) <= FEW:
+        STATISTICS.recent.extend(holds)
+    lasted, owner = now - first.since, first.owner
+    for group in groups:
+        counters = STATISTICS.at(group)
         counters.acquired.add()
         if lasted > counters.longest_hold:
             counters.longest_hold = lasted
-            key = group.using, group.name, "", owner.serial
-            counters.holds.append(Past(lasted, now, key, owner.caller_name, held.context))
+            key = group[0], name, "", owner.serial
+            counters.holds.append(Past(lasted, now, key, owner.caller_name, first.context))
 
 
 def count_wait(lock: Named, key: Key, caller_name: str, waited: float, failure: str | None = None) -> None:

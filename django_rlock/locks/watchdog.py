@@ -23,7 +23,7 @@ from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, add_job, clean_up, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
-from django_rlock.locks.records import BatchHold, Hold, Key
+from django_rlock.locks.records import Hold, Key
 from django_rlock.locks.statistics import count_hold, note_lost
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost
@@ -68,7 +68,7 @@ class Renewals:
 
     def __init__(self, worker: BackgroundWorker) -> None:
         self._worker = worker
-        self.inbox: deque[Key | BatchHold] = deque()
+        self.inbox: deque[Key] = deque()
         self.losses: deque[Hold] = deque()
         self._due: list[tuple[float, int, Hold]] = []
         self._numbers = itertools.count()
@@ -96,15 +96,12 @@ class Renewals:
         if self.inbox:
             NEWCOMERS.counted(False)
         for _ in range(len(self.inbox)):
-            entry = self.inbox.popleft()
-            # Locks that were taken together and are still held are renewed as single holds, many in one script.
             # Released ones are no longer in the table: most are gone before a round comes.
-            for key in entry.keys if isinstance(entry, BatchHold) else (entry,):
-                hold = HOLDS.at(key)
-                if hold is not None:
-                    self._plan(hold, _next_look(hold, now))
-                    FORCED_RELEASES.listen(hold)
-                    NEWCOMERS.notify(hold)
+            hold = HOLDS.at(self.inbox.popleft())
+            if hold is not None:
+                self._plan(hold, _next_look(hold, now))
+                FORCED_RELEASES.listen(hold)
+                NEWCOMERS.notify(hold)
 
     def _plan(self, hold: Hold, at: float) -> None:
         if at != hold.planned and at < math.inf:
@@ -182,13 +179,13 @@ def watch(hold: Hold) -> None:
         its.check(confirmed_at, hold.runs_for if hold.is_unconfirmed else None)
 
 
-def watch_group(held: BatchHold) -> None:
-    """The same for locks that were just taken together."""
-    its = worker(held.group.using)
-    its.jobs[Renewals].inbox.append(held)
-    its.wake_by(held.renew_at() if held.renewed else held.deadline)
-    if held.since > its.late_at:
-        its.check(held.since)
+def watch_group(keys: Iterable[Key], first: Hold) -> None:
+    """The same for locks that were just taken together, the first of which is ``first``."""
+    its = worker(first.lock.using)
+    its.jobs[Renewals].inbox.extend(keys)
+    its.wake_by(first.renew_at() if first.renewed else first.deadline)
+    if first.since > its.late_at:
+        its.check(first.since)
 
 
 def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: float) -> None:

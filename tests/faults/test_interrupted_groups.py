@@ -13,6 +13,7 @@ from django_rlock._transport.registry import sync_driver
 from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.multi import AllOrNone
+from django_rlock.locks.records import key_of
 from django_rlock.locks.watchdog import lose
 from tests.apart import ApartLock
 from tests.background import until_clean
@@ -81,7 +82,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
     """As the watchdog does after a minute, if the loss was never reported."""
     several = MultiLock(RLock("account:1"), ApartLock("account:2"))
     lose_hold_of(several.parts[0])
-    attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
+    attempt = attempt_at(several)
     HOLDS.remove(HOLDS.snapshot()[0])
     assert run_sync(attempt._take_alone(several.parts[0], None, None))
     run_sync(attempt.give_up(Interruption()))
@@ -89,10 +90,15 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
     until_clean()
 
 
+def attempt_at(several):
+    keys = [key_of(part, current_owner()) for part in several.parts]
+    return AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, keys)
+
+
 def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     """Else a later hold of its owner would count as lost."""
     several = MultiLock(RLock("account:1"), ApartLock("account:2"))
-    attempt = AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, several.parts)
+    attempt = attempt_at(several)
     assert run_sync(attempt._take_alone(several.parts[0], None, None))
     lose(HOLDS.snapshot()[0], "it was freed by force")
     run_sync(attempt.give_up(Interruption()))

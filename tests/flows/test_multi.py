@@ -12,7 +12,7 @@ from django_rlock.locks import BaseLock
 from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import AllOrNone
-from django_rlock.locks.records import BatchHold, Hold
+from django_rlock.locks.records import Hold
 from tests.apart import ApartLock
 from tests.flows.ends import all_served, finish, nothing_left
 from tests.flows.exploring import explore
@@ -35,7 +35,7 @@ class Guest(Visitor):
 
     def local_state(self) -> Any:
         waits = [wait.lock.name for wait in WAITS.snapshot() if wait.owner_id == self.owner.owner_id]
-        records = [HOLDS.record(part, self.owner) for part in self.lock.parts]
+        records = [HOLDS.get(part, self.owner) for part in self.lock.parts]
         return self.at_lines(), self._attempt(), waits, list(map(_known, records)), self.owner.owner_id
 
     def _attempt(self) -> Any:
@@ -70,12 +70,9 @@ class Leaver(Guest):
         await suspend("inside")
 
 
-def _known(record: Hold | BatchHold | None) -> Any:
+def _known(record: Hold | None) -> Any:
     if record is None:
         return None
-    if isinstance(record, BatchHold):
-        members = () if record.is_whole else tuple(map(_known, record.members.values()))
-        return record.owner_id, record.lease, record.deadline, record.renewed, record.late_lease, members
     times = record.lease, record.deadline, record.runs_for, record.late_lease
     return record.owner_id, record.count, times, record.renewed, record.lost
 

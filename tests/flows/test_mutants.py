@@ -190,7 +190,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         paused, "it counts as held",
     ),
     "nothing is freed behind an acquire of a group": (
-        changed(multi.AllOrNone, "_note_taken", "if has_copies:", "if False:"), sent_twice_by_a_group, "rlock:",
+        changed(multi.AllOrNone, "_holds_in", "if call.sends > 1:", "if False:"), sent_twice_by_a_group, "rlock:",
     ),
 }  # fmt: skip
 LONG = {

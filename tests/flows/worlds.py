@@ -119,7 +119,7 @@ class World:
         for each in self.inside:
             assert parts.isdisjoint(part.name for part in each.lock.parts), "two inside at once"
         self.inside.append(actor)
-        records = [HOLDS.record(part, actor.owner) for part in actor.lock.parts]
+        records = [HOLDS.get(part, actor.owner) for part in actor.lock.parts]
         assert all(records)
         self.served += [record.owner_id for record in records[:1] if record]
 

@@ -17,7 +17,7 @@ from django_rlock._monitoring.recorder import MAX_HOT, hot_locks
 from django_rlock._monitoring.rows import public_dict
 from django_rlock._transport.identity import Owner, current_owner
 from django_rlock.inspection import LockInfo, LockState, iter_locks, lock_info
-from django_rlock.locks.records import BatchHold, Hold, key_of
+from django_rlock.locks.records import Hold, key_of
 from django_rlock.locks.statistics import MAX_RECENT
 from tests.eventually import eventually
 from tests.inspection.busy import BusyProcess
@@ -97,11 +97,11 @@ def test_a_lock_that_is_no_longer_hot_is_not_reported(past: Past, redis_client: 
     assert not Overview({}).locks
 
 
-def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold | BatchHold]:
+def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold]:
     """Holds that began within the last second before 1.0."""
     owner = owner or current_owner()
     lock = rlock(name)
-    made: list[Hold | BatchHold] = []
+    made: list[Hold] = []
     for number in range(1, times + 1):
         hold = Hold(key_of(lock, owner), lock, owner, "x", number / times)
         hold.ended = hold.since
@@ -109,7 +109,7 @@ def holds(name: str, times: int, owner: Owner | None = None) -> list[Hold | Batc
     return made
 
 
-def fields(recent: list[Hold | BatchHold], since: float = 0.0, now: float = 1.0) -> dict[str, dict[str, object]]:
+def fields(recent: list[Hold], since: float = 0.0, now: float = 1.0) -> dict[str, dict[str, object]]:
     return {field: json.loads(text) for field, text in (lock.field(0.0) for lock in hot_locks(recent, since, now))}
 
 

@@ -1,14 +1,17 @@
-"""Locks taken by one script are one record, until one of them is needed on its own."""
+"""Locks that one script took are freed by one script, unless one of them was used on its own."""
 
 import threading
 
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock, rlock
+from django_rlock._core.clock import monotonic
 from django_rlock._transport.identity import current_owner
+from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import forced
+from django_rlock.locks.groups import Grouping, _as_taken
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import BatchHold, context
+from django_rlock.locks.records import context
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import settle
 from tests.bindings import elsewhere
@@ -31,14 +34,18 @@ def three(kind):
 @pytest.fixture
 def unwatched(monkeypatch):
     """The watchdog, which makes a hold of each member, has yet to look."""
-    monkeypatch.setattr("django_rlock.locks.multi.watch_group", lambda _: None)
+    monkeypatch.setattr("django_rlock.locks.multi.watch_group", lambda *_: None)
 
 
-def record(lock, owner=None):
-    """The one record of all members; None where each has its own."""
-    found = {HOLDS.record(part, owner or current_owner()) for part in lock.parts}
-    (only, *others) = found
-    return only if not others and isinstance(only, BatchHold) and only.is_whole else None
+def taken(lock, owner=None):
+    """The group that one script frees as it took it; None if something has happened to a member."""
+    (group,) = Grouping(sync_driver(lock.using), lock.parts).pieces
+    return _as_taken(group, owner or current_owner(), monotonic())
+
+
+def sent_scripts(redis_client):
+    calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
+    return calls["cmdstat_evalsha"] + calls.get("cmdstat_eval", 0)
 
 
 async def enter_again(binding, member) -> None:
@@ -62,11 +69,10 @@ async def be_reported(binding, member) -> None:
 
 @pytest.mark.parametrize("ask", [enter_again, extend, check, be_reported])
 @pytest.mark.usefixtures("unwatched")
-async def test_members_are_one_until_one_is_asked_for(binding, redis_client, three, kind, ask):
+async def test_members_that_were_used_alone_are_freed_with_the_others(binding, redis_client, three, kind, ask):
     await binding.acquire(three)
-    assert record(three)
+    assert taken(three)
     await ask(binding, kind("account:b"))
-    assert not record(three)
     assert [redis_client.hvals(key) for key in KEYS] == [["1"]] * 3
     await binding.release(three)
     assert not redis_client.keys("rlock:*")
@@ -76,18 +82,16 @@ async def test_members_are_one_until_one_is_asked_for(binding, redis_client, thr
 @pytest.mark.usefixtures("unwatched")
 async def test_leaving_a_block_asks_for_none(binding, redis_client, three):
     async with binding.inside(three):
-        held = record(three)
-        assert held.scoped == 1
-    assert held.is_whole
+        assert [hold.scoped for hold in taken(three).holds] == [1] * 3
     assert not HOLDS
 
 
 @pytest.mark.usefixtures("unwatched")
 async def test_another_handle_of_the_same_names_gives_back_the_whole(binding, redis_client, three):
     await binding.acquire(three)
-    held = record(three)
+    redis_client.config_resetstat()
     await binding.release(rlock(*NAMES))
-    assert held.is_whole
+    assert sent_scripts(redis_client) <= 2  # the script may be new to the server
     assert not redis_client.keys("rlock:*")
 
 
@@ -109,8 +113,7 @@ async def test_groups_and_single_holds_are_freed_by_one_script_each(binding, red
         await binding.acquire(some)
     redis_client.config_resetstat()
     await binding.release(MultiLock(*parts))
-    calls = {name: stat["calls"] for name, stat in redis_client.info("commandstats").items()}
-    assert calls["cmdstat_evalsha"] + calls.get("cmdstat_eval", 0) <= 5  # the scripts may be new to the server
+    assert sent_scripts(redis_client) <= 5  # the scripts may be new to the server
     assert not redis_client.keys("rlock:*")
 
 
@@ -126,7 +129,7 @@ async def test_a_forced_release_of_one_leaves_the_others(binding, redis_client, 
 
 @pytest.mark.usefixtures("unwatched")
 async def test_others_are_asked_about_themselves_only(binding, redis_client, three):
-    """A request or a task that ends looks for what it left, and leaves the records of other owners as they are."""
+    """A request or a task that ends looks for what it left, and leaves the holds of other owners as they are."""
     owners: list[object] = []
     gate = threading.Event()
 
@@ -141,7 +144,7 @@ async def test_others_are_asked_about_themselves_only(binding, redis_client, thr
     assert await binding.call(RLock("account:d"), "locked") is False
     with pytest.raises(LockNotOwnedError):
         await binding.release(RLock("account:d"))
-    assert record(three, owners[0])
+    assert taken(three, owners[0])
     gate.set()
     await binding.result(holding)
 

@@ -17,13 +17,11 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
 from django_rlock import FairLock, LockUnavailableError, MultiLock, PermitExpirableSemaphore, distributed_lock, rlock
-from django_rlock._transport.identity import current_owner
 from django_rlock.celery import LockedTask
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.records import BatchHold
 from django_rlock.metrics import EVENTS, LEVELS, Event, Record, feed, opentelemetry, prometheus
 from django_rlock.signals import lock_acquired, lock_released
-from tests.background import no_threads, renew_now, settle
+from tests.background import renew_now, settle
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.metrics.conftest import Measured
 from tests.operators import free_by_force
@@ -137,17 +135,6 @@ def test_members_of_a_multi_lock_count_each(measured: Measured) -> None:
     assert measured.value("rlock_held") == 0
     assert measured.value("rlock_acquisitions_total", outcome="acquired") == 2
     assert measured.value("rlock_hold_seconds_count") == 2
-
-
-def test_counting_holds_does_not_split_groups() -> None:
-    with no_threads(), MultiLock(FairLock("stock:1"), FairLock("stock:2")) as lock:
-        held = HOLDS.record(lock.parts[0], current_owner())
-        assert isinstance(held, BatchHold)
-        for is_whole in (True, False):
-            assert held.is_whole == is_whole
-            assert sorted(each.name for each in HOLDS.locks()) == ["stock:1", "stock:2"]
-            assert held.is_whole == is_whole
-            held.members  # noqa: B018 - it is taken apart now
 
 
 def test_permits_that_are_renewed_count_as_held(measured: Measured) -> None:
