@@ -314,17 +314,17 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def _for_programs(self, view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
         """A view that programs may read with RLOCK_API_TOKEN instead of a login; users need a login as for any other
-        page."""
+        page, also if a proxy adds its own token to their requests."""
         for_people = self.admin_site.admin_view(view)
 
         def answered(request: HttpRequest) -> HttpResponse:
             if request.method not in ("GET", "HEAD"):
                 return HttpResponseNotAllowed(["GET", "HEAD"])
-            if _sent_token(request) is None:
+            if _has_token(request):
+                return never_cache(view)(request)
+            if _sent_token(request) is None or self.admin_site.has_permission(request):
                 return for_people(request)
-            if not _has_token(request):
-                return HttpResponse("The token is wrong.", status=401, headers={"WWW-Authenticate": "Bearer"})
-            return never_cache(view)(request)
+            return HttpResponse("The token is wrong.", status=401, headers={"WWW-Authenticate": "Bearer"})
 
         answered.login_required = False  # type: ignore[attr-defined]  # for LoginRequiredMiddleware: see above
         return answered
@@ -347,15 +347,23 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
 def _has_token(request: HttpRequest) -> bool:
     """Whether a program sent the token of RLOCK_API_TOKEN."""
+    sent, token = _sent_token(request), getattr(django_settings, "RLOCK_API_TOKEN", None)
     # An empty setting lets no program in, whatever it sends.
-    token = getattr(django_settings, "RLOCK_API_TOKEN", None) or ""
-    return token != "" and constant_time_compare(_sent_token(request) or "", token)
+    if not sent or not token:
+        return False
+    # Django decodes headers as Latin-1, while most programs send UTF-8.
+    as_received = token.encode("utf-8", "surrogateescape").decode("latin-1")
+    return any([_is_same(sent, token), _is_same(sent, as_received)])
+
+
+def _is_same(sent: str, token: str) -> bool:
+    return constant_time_compare(sent.encode("utf-8", "surrogatepass"), token.encode("utf-8", "surrogatepass"))
 
 
 def _sent_token(request: HttpRequest) -> str | None:
     """The token that a request bears; None for a request without any."""
     scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+    return token.strip(" \t") if scheme.lower() == "bearer" else None
 
 
 def _list_for_programs(overview: Overview) -> JsonResponse:

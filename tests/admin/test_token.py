@@ -5,6 +5,7 @@ import re
 import django
 import pytest
 import redis
+from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django import Settings
 
@@ -64,6 +65,32 @@ def test_without_the_setting_no_token_is_right(
     for text in ("", "None", TOKEN):
         assert program.get(url, headers={"Authorization": f"Bearer {text}"}).status_code == 401
     assert Client().get(url).status_code == 302
+
+
+@PAGES
+@pytest.mark.parametrize("token", ["schlüssel-à", "ключ", "鑰匙", "\udcff"], ids=ascii)
+def test_a_token_may_have_any_characters(program: Client, settings: Settings, url: str, token: str) -> None:
+    settings.RLOCK_API_TOKEN = token
+    received = token.encode("utf-8", "surrogateescape").decode("latin-1")  # as servers pass what curl sends
+    for text, status in (received, 200), (token, 200), (received[:-1], 401), ("?" * len(token), 401):
+        assert program.get(url, headers={"Authorization": f"Bearer {text}"}).status_code == status
+
+
+@PAGES
+def test_a_proxy_may_add_its_own_token_to_a_session(admin_client: Client, settings: Settings, url: str) -> None:
+    settings.RLOCK_API_TOKEN = TOKEN
+    answer = admin_client.get(url, headers={"Authorization": "Bearer of-the-proxy"})
+    assert answer.status_code == 200
+    User.objects.update(is_staff=False)
+    assert admin_client.get(url, headers={"Authorization": "Bearer of-the-proxy"}).status_code == 401
+
+
+@PAGES
+def test_a_session_without_the_permission_is_not_let_in_by_a_wrong_token(
+    client: Client, program: Client, url: str
+) -> None:
+    client.force_login(User.objects.create_user("staff", is_staff=True))
+    assert client.get(url, headers={"Authorization": "Bearer of-the-proxy"}).status_code == 403
 
 
 def test_it_opens_no_page_for_people(program: Client) -> None:
