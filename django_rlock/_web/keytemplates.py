@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django.urls.converters import get_converters
-
 from django_rlock._web.values import (
     FROM_REQUEST,
     MAX_BYTES,
@@ -21,6 +19,7 @@ from django_rlock._web.values import (
     RefusedError,
     converted,
     encoded,
+    find_converter,
     no_converter,
     shortened,
     step,
@@ -161,7 +160,7 @@ def check_converters(template: KeyTemplate) -> str | None:
     Call it once the URLconf is loaded, where projects register their converters; templates are parsed before.
     """
     for name in (placeholder.converter for placeholder in template.placeholders):
-        if name and name not in get_converters():
+        if name and find_converter(name) is None:
             return f"{template.source}: {no_converter(name)}"
     return None
 

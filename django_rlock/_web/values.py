@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -38,7 +39,7 @@ class MissingError(RefusedError):
 
 
 def no_converter(name: str) -> str:
-    close = difflib.get_close_matches(name, list(get_converters()), n=1)
+    close = difflib.get_close_matches(name, [*get_converters(), *OWN_CONVERTERS], n=1)
     advice = f"did you mean {close[0]!r}?" if close else "register it in the URLconf, or use a built-in converter"
     return f"no path converter {name!r}; {advice}"
 
@@ -129,7 +130,7 @@ def converted(name: str, value: Any) -> str:
     A string is parsed first, as from a URL: "007" and 7 mean the same row, so they must be the same lock. Otherwise a
     client could bypass the lock with a zero.
     """
-    value, converter = _present(value), get_converters().get(name)
+    value, converter = _present(value), find_converter(name)
     if converter is None:
         raise RefusedError(f"cannot be read: {no_converter(name)}")
     try:
@@ -139,6 +140,39 @@ def converted(name: str, value: Any) -> str:
     except (ValueError, TypeError, AttributeError) as error:
         raise RefusedError(f"is {_kind(value)} that converter {name!r} fails on; check the caller") from error
     return _quote(_matching(converter, name, _text(_present(written))))
+
+
+class _Casefold:
+    """A converter that gives one text to all spellings that a database may compare as equal.
+
+    Databases differ in what they ignore, so it ignores everything that one of them does: case, accents, invisible
+    characters, blanks at the ends, and the form of Unicode. Texts that share a lock needlessly only wait.
+    """
+
+    regex = r"(?s:.*)"
+
+    def to_python(self, value: str) -> str:
+        return value
+
+    def to_url(self, value: Any) -> str:
+        text = _text(value)
+        if len(text) > _LONGEST_FOLDED:
+            raise RefusedError(f"has more than {_LONGEST_FOLDED:,} characters, which take too long to fold")
+        decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+        return "".join(char for char in decomposed if unicodedata.category(char) not in _IGNORED).strip()
+
+
+_IGNORED = {"Cc", "Cf", "Me", "Mn"}
+_LONGEST_FOLDED = 1_000
+"""Normalizing takes quadratic time for long rows of combining characters."""
+
+OWN_CONVERTERS = {"casefold": _Casefold()}
+"""Converters for templates, beside those of the URLconf. A project may register another one under the same name."""
+
+
+def find_converter(name: str) -> Any:
+    """The path converter with this name; None if there is none."""
+    return get_converters().get(name) or OWN_CONVERTERS.get(name)
 
 
 def _matching(converter: Any, name: str, text: str) -> str:

@@ -421,11 +421,36 @@ def project_converters(monkeypatch):
         ("<uuid:v>", UUID(int=1), "00000000-0000-0000-0000-000000000001"),
         ("<uuid:v>", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000001"),
         ("<int:v>", SimpleLazyObject(lambda: 7), "7"),
+        ("<casefold:v>", 7, "7"),
+        ("<casefold:v>", Status.PAID, "paid"),
+        ("<casefold:v>", SimpleLazyObject(lambda: "A b"), "a%20b"),
+        ("<casefold:v?>", None, ""),
+        ("<casefold:v?>", " \u200b", ""),
     ],
     ids=shown,
 )
 def test_converters(source, value, text):
     assert render(f"k:{source}", v=value) == f"k:{text}"
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ("moon-cake", "MOON-CAKE", "Moon-Cake", "moon-cake ", " moon-cake", "moon\u200b-cake", "ｍoon-cake"),
+        ("café", "cafe\u0301", "CAFÉ", "cafe"),
+        ("straße", "STRASSE", "Strasse"),
+        ("istanbul", "İstanbul", "ISTANBUL"),
+        ("Ωmega", "ωmega", "\u2126mega"),
+    ],
+    ids=shown,
+)
+def test_spellings_of_one_row_are_one_lock(spellings):
+    assert len({render("<casefold:v>", v=each) for each in spellings}) == 1
+
+
+def test_other_texts_stay_different_when_folded():
+    texts = ["moon-cake", "moon cake", "mooncake", "moon-cake-2", "蛋糕", "月饼", "moon:cake", "moon%cake"]
+    assert len({render("<casefold:v>", v=each) for each in texts}) == len(texts)
 
 
 @pytest.mark.parametrize(
@@ -454,6 +479,11 @@ def test_converters(source, value, text):
         ("<path:v>", "a\nb", "does not match"),
         ("<itn:v>", 7, "no path converter 'itn'; did you mean 'int'?"),
         ("<itn:v?>", 7, "no path converter 'itn'"),
+        ("<casefold:v>", 1.5, "is float"),
+        ("<casefold:v>", User(pk=7), "is User; keys take"),
+        ("<casefold:v>", "\u0301" * 1001, "has more than 1,000 characters"),
+        ("<casefold:v>", "\u0301", "is an empty string"),
+        ("<csefold:v>", "x", "did you mean 'casefold'?"),
         ("<zzz:v>", 7, "no path converter 'zzz'; register it in the URLconf"),
     ],
     ids=shown,
