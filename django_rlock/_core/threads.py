@@ -12,6 +12,7 @@ import _thread
 import asyncio
 import contextlib
 import math
+import sys
 import threading
 import weakref
 from collections import deque
@@ -95,14 +96,22 @@ class SingleInstance:
 def start(function: Callable[..., object], *args: Any, name: str | None = None) -> None:
     """Run ``function`` in a daemon thread. Raises RuntimeError when no thread is left, or at the interpreter's exit.
 
-    Only long-lived threads get a ``name``: it registers them with ``threading``, which never forgets such threads.
+    Only long-lived threads get a ``name``: it registers them with ``threading``, which never forgets such threads. A
+    debugger registers all.
     """
     # Not by Thread.start(), which takes a mutex shared by all threads of the process.
-    _thread.start_new_thread(function if name is None else _run_named, args if name is None else (name, function, args))
+    if name is None and "pydevd" not in sys.modules:
+        _thread.start_new_thread(function, args)
+    else:
+        _thread.start_new_thread(_run_registered, (name, function, args))
 
 
-def _run_named(name: str, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-    threading.current_thread().name = name
+def _run_registered(name: str | None, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    thread: Any = threading.current_thread()
+    thread.name = name or thread.name
+    # At a breakpoint, pydevd (of VS Code and PyCharm) stops all threads without these attributes. The watchdog must go
+    # on, or the lock of the code at the breakpoint would be lost.
+    thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True
     function(*args)
 
 
