@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import select
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -27,6 +28,30 @@ from django_rlock.settings import get_settings, server_aliases
 
 ASK_WHO_IT_IS = pack_command("INFO", "server")
 """The command whose reply ``NodeSet.meet`` takes."""
+
+POLLIN = getattr(select, "POLLIN", 1)
+
+
+class _Poll:
+    """The part of ``select.poll`` that sessions use, in a process where eventlet has removed that."""
+
+    def __init__(self) -> None:
+        self._filenos: set[int] = set()
+
+    def register(self, fileno: int, _events: int) -> None:
+        self._filenos.add(fileno)
+
+    def unregister(self, fileno: int) -> None:
+        self._filenos.remove(fileno)
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        readable, _, _ = select.select(self._filenos, (), (), timeout_ms / 1000)
+        return [(fileno, POLLIN) for fileno in readable]
+
+
+def new_poll() -> Any:
+    return getattr(select, "poll", _Poll)()
+
 
 LOOK_AGAIN = 0.5
 """How often a connection to a node that is down is tried, in seconds."""

@@ -4,7 +4,6 @@ arrival."""
 from __future__ import annotations
 
 import asyncio
-import select
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +22,7 @@ from django_rlock._transport.async_pool import TASKS, connections_of
 from django_rlock._transport.calls import next_nonce, pack
 from django_rlock._transport.connection import ErrorReply, gone_silently
 from django_rlock._transport.pool import KEEP_IDLE
-from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, node_set
+from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, POLLIN, new_poll, node_set
 from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again
 
 
@@ -292,13 +291,13 @@ class TaskTransport:
 
 def _read_what_arrived(connections: Iterable[TaskConnection | None]) -> None:
     """Read what the loop has not read yet, because it was blocked: connections may have ended, or late replies come."""
-    poll = select.poll()
+    poll = new_poll()
     readable: dict[int, TaskConnection] = {}
     for connection in connections:
         if connection is not None and connection.is_open:
             if connection.connection.is_plain:
                 readable[connection.fileno] = connection
-                poll.register(connection.fileno, select.POLLIN)
+                poll.register(connection.fileno, POLLIN)
             else:  # what TLS has decrypted already makes no socket readable
                 connection.read()
     for fileno, _ in poll.poll(0):

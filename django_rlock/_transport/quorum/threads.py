@@ -4,7 +4,6 @@ time."""
 from __future__ import annotations
 
 import math
-import select
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from django_rlock._core.redis_py import server_error
 from django_rlock._transport.calls import next_nonce, pack
 from django_rlock._transport.connection import INCOMPLETE, Connection, ErrorReply, check_reply, stray
 from django_rlock._transport.pool import KEEP_IDLE, Server
-from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, node_set
+from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, POLLIN, new_poll, node_set
 from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again
 from django_rlock.exceptions import RLockError
 
@@ -94,7 +93,7 @@ class ThreadSession:
         self._to_repeat: dict[int, tuple[threads.Call, list[QuorumCall]]] = {}
         self._asked_again: dict[int, Exception] = {}
         self._by_fileno: dict[int, NodeConnection] = {}
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._until = 0.0
 
     def send(self, call: QuorumCall, nodes: Iterable[int]) -> None:
@@ -120,7 +119,7 @@ class ThreadSession:
 
     def _add(self, connection: NodeConnection) -> NodeConnection:
         self._connections[connection.node] = self._by_fileno[connection.fileno] = connection
-        self._poll.register(connection.fileno, select.POLLIN)
+        self._poll.register(connection.fileno, POLLIN)
         return connection
 
     def _remove(self, connection: NodeConnection) -> None:
