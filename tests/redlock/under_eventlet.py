@@ -5,7 +5,6 @@ python -m tests.redlock.under_eventlet <url>...
 
 import sys
 
-
 GREENLETS, VISITS = 4, 5
 
 
