@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from celery import Task
+from celery.app.task import Context
 from kombu import serialization
 from kombu.utils.json import dumps
 
@@ -69,7 +70,7 @@ class Naming:
         try:
             if self._function is not None:
                 return self.names(task, args, kwargs)
-            found = self._values.of_part(args, kwargs, self._used if self._templates else None)
+            found = self._values.of_part(self._in_key(args), kwargs, self._used if self._templates else None)
             return self._from_values(task, found, task.request.id)
         except KeyTemplateError as error:
             raise KeyTemplateError(f"{self._label}: {error.args[0]}", template=error.template) from error.__cause__
@@ -97,8 +98,16 @@ class Naming:
     def _from_arguments(
         self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None
     ) -> list[str]:
-        found = self._values.of_call(args, kwargs, self._used if self._templates else None)
+        found = self._values.of_call(self._in_key(args), kwargs, self._used if self._templates else None)
         return self._from_values(task, found, task_id)
+
+    def _in_key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments as they make the key. Without templates they must be JSON, but Celery calls a
+        ``link_error`` with the request that failed, the exception and its traceback."""
+        if self._templates or len(args) < 3 or not isinstance(args[0], Context):
+            return args
+        request, error, _traceback, *rest = args
+        return request.id, repr(error), None, *rest
 
     def _from_values(self, task: Task[..., Any], found: Values, task_id: str | None) -> list[str]:
         if not self._templates:

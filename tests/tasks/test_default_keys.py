@@ -4,10 +4,13 @@ import json
 import threading
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from uuid import UUID
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
+from celery.app.trace import build_tracer
 from django.utils.translation import gettext_lazy
 from kombu import serialization
 
@@ -126,6 +129,41 @@ def test_the_key_is_that_of_other_versions(plain_task):
 def test_what_no_message_carries_is_refused_by_name(make_task):
     with pytest.raises(KeyTemplateError, match="'data' is not JSON"):
         key(make_task("json"), object())
+
+
+@pytest.mark.parametrize("body", ["three parameters", "any arguments"])
+def test_a_link_error_gets_what_no_message_carries(body):
+    """Celery calls it in the worker, with the request, the exception and the traceback of the task that failed."""
+    called = []
+    with Celery("alerts", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
+        locked = partial(app.task, base=LockedTask, name="alert", shared=False)
+
+        def alert(request, error, traceback):
+            called.append((request.id, error.args, bool(traceback)))
+
+        def alert_of_any(*args):
+            alert(*args)
+
+        errback = locked(alert if body == "three parameters" else alert_of_any)
+
+        @app.task(name="job", shared=False)
+        def job():
+            raise ValueError("no")
+
+        request = {"id": "7", "delivery_info": {}, "errbacks": [errback.s()]}
+        outcome = build_tracer(job.name, job, app=app)("7", [], {}, request)
+        assert outcome.info is not None
+        assert outcome.info.state == "FAILURE"
+        assert called == [("7", ("no",), True)]
+
+
+def test_the_failure_of_a_request_makes_the_key_of_its_link_error(make_task):
+    task = make_task("json")
+    first, second = Context(id="1"), Context(id="2")
+    name = key(task, first, ValueError("no"), "a traceback")
+    assert name == key(task, first, ValueError("no"), None)
+    assert name not in {key(task, second, ValueError("no"), None), key(task, first, ValueError("never"), None)}
+    assert key(task, first, ValueError("no"), None, "more") != name
 
 
 def test_duplicates_of_a_dict_with_numbers_as_keys_are_found(worker, locks_of_workers, log):
