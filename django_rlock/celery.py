@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
 from glob import escape
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -274,9 +275,11 @@ worker_init.connect(check_worker, weak=False)
 def _guard(kind: type[LockedTask[..., Any]]) -> None:
     """Put the lock around a class's ``run``, and let its ``__call__`` begin a call, unless that was done before.
 
-    Raises TypeError for a base whose ``__call__`` is never called, because it comes after Celery's own.
+    Raises TypeError for a base whose ``__call__`` is never called, because it comes after Celery's own, and for a base
+    that runs many messages at once.
     """
     _refuse_unreached(kind)
+    _refuse_batches(kind)
     run = inspect.getattr_static(kind, "run")
     if run is not Task.run and not hasattr(run, BODY):
         setattr(kind, "run", _locked(run))  # noqa: B010 - for mypy it is a method
@@ -295,10 +298,22 @@ def _refuse_unreached(kind: type[LockedTask[..., Any]]) -> None:
         )
 
 
+def _refuse_batches(kind: type[LockedTask[..., Any]]) -> None:
+    # A project's own strategy is the name of a function. As a method, a strategy belongs to a base that collects the
+    # messages of several calls, such as that of celery-batches.
+    definer = next((each for each in kind.__mro__ if inspect.isfunction(vars(each).get("Strategy"))), None)
+    if definer is not None:
+        raise TypeError(
+            f"{kind.name or kind.__name__}: {definer.__name__} runs many messages at once, and LockedTask locks the "
+            f"run of a single message. Use {definer.__name__} alone, and take the lock in the body, by rlock()."
+        )
+
+
 def _locked(body: Any) -> Callable[..., Any]:
     """The ``run`` that takes the lock around a body: a function, a static method or another descriptor.
 
-    It has no ``__wrapped__``: Celery's annotations of ``run`` would follow it and bypass the lock.
+    Inspection finds the body's signature and source. But Celery's annotations of ``run`` follow ``__wrapped__`` by one
+    step, which must not bypass the lock: so the body is wrapped twice, by the same code.
     """
 
     get: Callable[..., Any] = getattr(body, "__get__", lambda *_: body)  # a partial is not a descriptor
@@ -327,7 +342,17 @@ def _locked(body: Any) -> Callable[..., Any]:
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(run, name, getattr(function, name, getattr(run, name)))
     setattr(run, BODY, body)
-    return run
+    if inspect.isfunction(function):
+        run.__wrapped__ = function  # type: ignore[attr-defined]
+        if isinstance(body, staticmethod):
+            run.__signature__ = _with_task(inspect.signature(function))  # type: ignore[attr-defined]
+    return update_wrapper(FunctionType(run.__code__, run.__globals__, run.__name__, None, run.__closure__), run)
+
+
+def _with_task(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a method that does not pass the task on to its body."""
+    task = inspect.Parameter("_rlock_task", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[task, *signature.parameters.values()])
 
 
 def _beginning(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,9 @@
 """The lock is around the body, once, whatever else is around the task."""
 
+import inspect
+import types
 import uuid
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -311,3 +314,67 @@ def test_validated_arguments_and_a_static_body(app, taken, way):
     task = app.task(base=LockedTask, shared=False, pydantic=True, name="ship", lock_key="<order.number>")(ship)
     way(task, {"number": 7})
     assert taken == ["7"]
+
+
+def on_class(app):
+    class Job(LockedTask[..., Any]):
+        name = "job"
+
+        def run(self, key: int, *, fast: bool = False) -> str:
+            """Do it."""
+            return "done"
+
+    return app.register_task(Job())
+
+
+def bound(app):
+    @app.task(base=LockedTask, bind=True, name="job", shared=False)
+    def job(self, key: int, *, fast: bool = False) -> str:
+        """Do it."""
+        return "done"
+
+    return app.tasks["job"]
+
+
+def unbound(app):
+    @app.task(base=LockedTask, name="job", shared=False)
+    def job(key: int, *, fast: bool = False) -> str:
+        """Do it."""
+        return "done"
+
+    return app.tasks["job"]
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+@pytest.mark.parametrize("make", [on_class, bound, unbound])
+def test_inspection_finds_the_body(app, taken, make, annotated):
+    """Although Celery's annotations look behind what a function wraps."""
+    if annotated:
+
+        def around(run):
+            @wraps(run)
+            def wrapper(*args, **kwargs):
+                return run(*args, **kwargs)
+
+            return wrapper
+
+        app.conf.task_annotations = {"*": {"@run": around}}
+    task = make(app)
+    assert str(inspect.signature(task.run)) == "(key: int, *, fast: bool = False) -> str"
+    assert inspect.getsource(task.run).endswith('return "done"\n')
+    assert task.run.__doc__ == "Do it."
+    assert task(7, fast=True) == "done"
+    assert len(taken) == 1
+
+
+class Collects(Task[..., Any]):
+    """As the class of celery-batches: a strategy of its own collects messages for a run."""
+
+    def Strategy(self, task, app, consumer):  # type: ignore[override]
+        """Return a function that handles a message."""
+
+
+@pytest.mark.parametrize("bases", [(Collects, LockedTask), (LockedTask, Collects)])
+def test_a_base_that_runs_many_messages_at_once_is_refused(bases):
+    with pytest.raises(TypeError, match="Batch: Collects runs many messages at once"):
+        types.new_class("Batch", bases)
