@@ -212,6 +212,13 @@ def release_keys(key: str) -> tuple[str, str, str, str]:
     return key, f"redisson_lock__channel:{tag}", f"redisson_lock_queue:{tag}", f"redisson_lock_timeout:{tag}"
 
 
+def shorter_lease_keys(key: str) -> tuple[str, ...]:
+    """The state of a lock, and where its waiters wait: Redisson's channel, the queue, and the queue of Redisson's fair
+    lock."""
+    state, channel, waiting, deadlines = release_keys(key)
+    return state, channel, queue_key(key), waiting, deadlines
+
+
 def is_kept(owner: str) -> bool:
     """Whether this owner has released the lock, which stays taken for a while."""
     return owner.startswith(KEPT)

@@ -288,8 +288,7 @@ class Kind(Generic[L]):
     def keep(self, lock: L, owner_id: str, seconds: float) -> ScriptCall:
         """Releases a hold, but keeps the lock taken for ``seconds``, for all owners. Returns 1, or 0 when the owner
         does not hold it."""
-        all_keys = lock.key, keys.redisson_channel(lock.key), keys.queue_key(lock.key)
-        return call_for(lock, scripts.LOCK_KEEP, all_keys, owner_id, milliseconds(seconds))
+        return call_for(lock, scripts.LOCK_KEEP, keys.shorter_lease_keys, owner_id, milliseconds(seconds))
 
     def check_keep(self, lock: L, seconds: float) -> None:
         """Raise ValueError for a time for which the kind cannot keep a lock that was released."""
@@ -305,7 +304,8 @@ class Kind(Generic[L]):
         if they come after it. Returns 1, or 0 when the owner does not hold it."""
         if mode == RENEW:
             return call_for(lock, scripts.LOCK_RENEW, (lock.key,), milliseconds(lease), owner_id)
-        all_keys = lock.key, *settled_keys(lock, owner_id, mode)
+        state, *told = keys.shorter_lease_keys(lock.key)
+        all_keys = state, *settled_keys(lock, owner_id, mode), *told
         return call_for(lock, scripts.LOCK_EXTEND, all_keys, owner_id, milliseconds(lease), mode)
 
     def check_lease(self, lock: L, lease: float) -> None:

@@ -48,7 +48,7 @@ class Side(Kind["_Side"]):
         state, field = keys.side_keys(lock.key), self.field(owner_id)
         if mode == RENEW:
             return call_for(lock, scripts.SIDE_RENEW, state, milliseconds(lease), field)
-        all_keys = *state, *settled_keys(lock, owner_id, mode)
+        all_keys = *state, *settled_keys(lock, owner_id, mode), keys.readwrite_channel(lock.key)
         return call_for(lock, scripts.SIDE_EXTEND, all_keys, field, milliseconds(lease), mode)
 
     def beside(self, candidate: Candidate, now: float) -> Hold | None:

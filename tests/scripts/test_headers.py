@@ -14,7 +14,7 @@ INCLUDED = {
     "announce", "clock", "counting", "extensions", "fair_grant", "guests", "hand_on", "java_entry",
     "java_queue", "lease", "limited_refusal", "listeners", "move_reservation", "multi_sides", "note_success", "owns",
     "permit_reclaim", "publish_always", "publish_both", "read_hold", "read_holds", "read_leave", "read_refusal",
-    "token", "voter", "write_hold", "write_leave", "write_waiters",
+    "shorter_lease", "token", "voter", "write_hold", "write_leave", "write_waiters",
 }  # fmt: skip
 
 SEVERAL = {"fair_heartbeat": 5, "java_heartbeat": 3, "lock_renew": 1, "task_finish": 1}

@@ -30,8 +30,9 @@ end
 
 -- Hands the free lock to the first waiter whose process is alive, for the claim time, and wakes it by a message with
 -- its ticket: see locks/attempt.py for what that proves. From now on its process counts as alive no longer than the
--- claim, so that a dead process costs the lock a single claim. Returns the member of the queue that got the lock; nil if
--- the queue is empty; or false if the call reached its limit of dead waiters to remove: the next call continues.
+-- claim, so that a dead process costs the lock a single claim. Returns the member of the queue that got the lock, and how
+-- many clients received its message; nil if the queue is empty; or false if the call reached its limit of dead waiters to
+-- remove: the next call continues.
 local function grant(lock, queue, alive, claim_ms, now)
     local head = redis.call('zpopmin', queue)
     if not head[1] then
@@ -42,16 +43,13 @@ local function grant(lock, queue, alive, claim_ms, now)
     repeat
         local member, ticket = head[1], head[2]
         local client = string.sub(member, 1, 36)
-        local alive_until = tonumber(redis.call('zscore', alive, client))
-        if alive_until and alive_until > now then
-            if alive_until > now + claim_ms then
-                redis.call('zadd', alive, now + claim_ms, client)
-            end
+        -- 0: its process counts as alive for no longer than the claim already, or not at all.
+        local shortened = redis.call('zadd', alive, 'xx', 'lt', 'ch', now + claim_ms, client)
+        if shortened == 1 or (tonumber(redis.call('zscore', alive, client)) or 0) > now then
             redis.call('hset', lock, member, CLAIMED)
             redis.call('pexpire', lock, claim_ms)
             -- pcall: a user without the right to publish still hands the lock on, and a heartbeat finds it.
-            redis.pcall('publish', 'rlock_wake:' .. client, ticket .. ' ' .. member .. ' ' .. lock)
-            return member
+            return member, redis.pcall('publish', 'rlock_wake:' .. client, ticket .. ' ' .. member .. ' ' .. lock)
         end
         -- If the process was only slow, its next heartbeat finds the ticket gone, and wakes all its waiters to try again.
         redis.call('zrem', alive, client)

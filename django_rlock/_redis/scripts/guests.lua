@@ -44,7 +44,8 @@ local function is_left_to_guests(lock, queue, alive, channel, waiting, now)
     for _, owner in ipairs(redis.pcall('lrange', waiting, 0, 19)) do
         waits = waits or owner ~= OURS and listeners(channel .. ':' .. owner) > 0
     end
-    if not waits then
+    local first = redis.call('zrange', queue, 0, 0)[1]
+    if not waits or not first then
         return false
     end
     local absent_for = (tonumber(redis.call('zscore', alive, ABSENT)) or 0) - now_ms
@@ -52,7 +53,6 @@ local function is_left_to_guests(lock, queue, alive, channel, waiting, now)
         return false
     end
     redis.call('zadd', alive, now_ms + GUESTS_MS, GUESTS, now_ms + GUESTS_MS + ABSENT_MS, ABSENT)
-    local first = redis.call('zrange', queue, 0, 0)[1]
     local client = string.sub(first, 1, 36)
     redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. first .. ' ' .. lock)
     return true

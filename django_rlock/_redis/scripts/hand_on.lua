@@ -4,14 +4,24 @@
 
 -- Gives the free lock to the first waiter, or tells Redisson's clients that it is free.
 local function give_to_next(lock, queue, alive, claim_ms, channel, waiting, deadlines)
-    if redis.call('exists', queue) == 1 then
+    -- pcall: a user who may not read Redisson's keys gets an error, and looks for waiters all the same.
+    local queues = redis.pcall('exists', queue, waiting)
+    if queues ~= 0 then
 -- include: fair_grant
 -- include: java_entry
 -- include: guests
         local now = now_us()
-        local is_left = is_left_to_guests(lock, queue, alive, channel, waiting, now)
-        if not is_left and grant(lock, queue, alive, claim_ms, math.floor(now / 1000)) then
-            return
+        if not is_left_to_guests(lock, queue, alive, channel, waiting, now) then
+            local member, heard = grant(lock, queue, alive, claim_ms, math.floor(now / 1000))
+            if member and heard ~= 0 then
+                return
+            end
+            -- If nobody has heard the message, that waiter is probably dead, and nobody will tell when its claim ends. So
+            -- those who sleep until the end of the former lease learn now when that is.
+            if member and queues == 1 then
+                redis.pcall('publish', channel, '0')
+                return
+            end
         end
     end
     announce(channel, waiting, deadlines)

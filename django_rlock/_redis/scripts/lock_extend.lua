@@ -2,6 +2,10 @@
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  nonce up to which the owner's extensions are settled
+-- KEYS[3]  Redisson's channel
+-- KEYS[4]  queue of the fair lock: member -> ticket
+-- KEYS[5]  queue of Redisson's fair lock
+-- KEYS[6]  deadlines of the waiters there: owner -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  lease, ms
@@ -11,6 +15,7 @@
 
 -- include: extensions
 -- include: owns
+-- include: shorter_lease
 
 if not owns(KEYS[1], ARGV[2]) then
     return {ARGV[1], 0}
@@ -18,6 +23,8 @@ end
 if ARGV[4] == '2' then
     settle_extensions(KEYS[2], ARGV[1])
 elseif not is_settled(KEYS[2], ARGV[1]) then
+    local before = redis.call('pttl', KEYS[1])
     redis.call('pexpire', KEYS[1], ARGV[3])
+    tell_if_shorter(before, KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
 end
 return {ARGV[1], 1}

@@ -3,6 +3,8 @@
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  Redisson's channel
 -- KEYS[3]  queue of the fair lock: member -> ticket
+-- KEYS[4]  queue of Redisson's fair lock
+-- KEYS[5]  deadlines of the waiters there: owner -> epoch ms
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  how long it stays taken, ms
@@ -10,6 +12,7 @@
 -- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: owns
+-- include: shorter_lease
 
 local kept = 'kept:' .. ARGV[2]
 if redis.call('hexists', KEYS[1], kept) == 1 then
@@ -23,15 +26,5 @@ local before = redis.call('pttl', KEYS[1])
 redis.call('pexpire', KEYS[1], ARGV[3])
 redis.call('hset', KEYS[1], kept, 1)
 redis.call('hdel', KEYS[1], ARGV[2])
-if before < 0 or before > tonumber(ARGV[3]) then
-    -- Waiters sleep until the end of the lease that they know of. pcall: without the right to publish they still do.
-    redis.pcall('publish', KEYS[2], '0')
-    -- The first waiter in the queue tries to acquire it, and learns when that time ends.
-    local lock, queue = KEYS[1], KEYS[3]
-    local first = redis.call('zrange', queue, 0, 0)[1]
-    if first then
-        local client = string.sub(first, 1, 36)
-        redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. first .. ' ' .. lock)
-    end
-end
+tell_if_shorter(before, KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 return {ARGV[1], 1}

@@ -28,5 +28,8 @@ elseif ARGV[4] == '2' then
     settle_extensions(KEYS[4], ARGV[1])
 elseif not is_settled(KEYS[4], ARGV[1]) then
     redis.call('zadd', KEYS[2], asked, ARGV[2])
+    if asked < ends then
+        tell(KEYS[3], 1) -- waiters sleep until the end of the lease that they know of
+    end
 end
 return {ARGV[1], 1}

@@ -3,6 +3,7 @@
 -- KEYS[1]  hash of mode, reader -> holds, writer:write -> holds
 -- KEYS[2]  prefix of the keys of the readers' holds
 -- KEYS[3]  nonce up to which the owner's extensions are settled
+-- KEYS[4]  Redisson's channel
 -- ARGV[1]  nonce
 -- ARGV[2]  owner's field in the hash
 -- ARGV[3]  lease, ms
@@ -17,7 +18,8 @@
 local lock, holds, field = KEYS[1], KEYS[2], ARGV[2]
 local count = redis.call('hget', lock, field)
 local writes = is_writers(field)
-if not count or not writes and read_lease(holds, field, count) < 0 then
+local before = writes and redis.call('pttl', lock) or read_lease(holds, field, count)
+if not count or not writes and before < 0 then
     return {ARGV[1], 0}
 end
 if ARGV[4] == '2' then
@@ -28,6 +30,10 @@ elseif not is_settled(KEYS[3], ARGV[1]) then
         redis.call('pexpire', lock, math.max(read_leases(lock, holds), tonumber(ARGV[3])))
     else
         lease_holds(holds, field, count, ARGV[3])
+    end
+    if before < 0 or before > tonumber(ARGV[3]) then
+        -- Waiters sleep until the end of the lease that they know of. pcall: without the right to publish, they still do.
+        redis.pcall('publish', KEYS[4], '1')
     end
 end
 if not writes then
