@@ -10,13 +10,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from operator import itemgetter
-from types import CoroutineType
 from typing import Any, Literal, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.models import Model
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 
 from django_rlock._transport.identity import thread_owner
 from django_rlock._web.http import (
@@ -42,7 +42,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, KindName
 from django_rlock.locks.release import is_to_be_checked, open_databases
-from django_rlock.locks.transactions import Section, ensure_owned
+from django_rlock.locks.transactions import Section, ensure_owned, value
 from django_rlock.settings import AliasSettings, parsed_entry
 
 # --- transactions -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class LockedCall:
                         section.is_committed = open_database() is None
                     else:
                         result = self._call(lock, request, args, kwargs, instances)
-                    if request is not None:
+                    if isinstance(result, HttpResponseBase):
                         # A streaming response, or a response that is not rendered yet, releases its lock itself.
                         section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
@@ -287,7 +287,7 @@ class LockedCall:
                     if user is not None and user.is_read:
                         await sync_to_async(user.read_again)()
                     result = await self._acall(request, args, kwargs, instances)
-                    if request is not None:
+                    if isinstance(result, HttpResponseBase):
                         section.left = keep_for_response(lock, result)
             except LOCK_ERRORS as error:
                 respond = sync_to_async(answer) if prefers_page(request) else answer
@@ -310,14 +310,15 @@ class LockedCall:
         around = AROUND.get()
         is_around = self.encloses or around
         if request is None and not is_around:
-            return _checked(self.func(*args, **kwargs))
+            return value(self.func(*args, **kwargs))
         running = running_calls(request)
         running.append(self.func)
         try:
             if is_around:
                 # What the body calls opens its own transactions, so the locks are passed on to the next decorator only.
                 AROUND.set((*around, lock) if self.encloses else ())
-            return _checked(self.func(*args, **kwargs))
+            result = self.func(*args, **kwargs)
+            return result if isinstance(result, HttpResponseBase) else value(result)
         finally:
             if is_around:
                 AROUND.set(around)  # before any other call: a signal handler may raise after one
@@ -332,7 +333,7 @@ class LockedCall:
         running = running_calls(request)
         running.append(self.func)
         try:
-            return await self.func(*args, **kwargs)
+            return value(await self.func(*args, **kwargs))
         finally:
             running.pop()
 
@@ -459,16 +460,6 @@ class LockedCall:
         # An open transaction is around the lock. Django would commit it, because it sees no error.
         roll_back_open()
         return response
-
-
-def _checked(result: Any) -> Any:
-    if isinstance(result, CoroutineType):
-        result.close()
-        raise TypeError(
-            "A function under @distributed_lock returned a coroutine, whose body would run without the lock. Make the "
-            "function itself 'async def', or put the decorator on the coroutine function."
-        )
-    return result
 
 
 def sync_wrapper(call: LockedCall) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ from django_rlock.locks.options import (
     limited_kind,
     wait_seconds,
 )
-from django_rlock.locks.transactions import ensure_owned
+from django_rlock.locks.transactions import ensure_owned, returns_generator
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 # --- view classes -----------------------------------------------------------------------------------------------------
@@ -253,8 +252,9 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
 
     ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.
 
-    A streaming response keeps the lock until it is closed, and a lazily rendered response until it is rendered. If the
-    lock cannot be released after the work was committed, the error is logged, and the result is returned.
+    A streaming response keeps the lock until it is closed, and a lazily rendered response until it is rendered. The
+    call raises TypeError if the function returns another promise of work, such as a generator, awaitable or Future. If
+    the lock cannot be released after the work was committed, the error is logged, and the result is returned.
 
     Raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that the
     function does not take. For views, a system check compares the template with the URLconf.
@@ -402,7 +402,7 @@ def _check_function(func: Any) -> None:
         )
     if isinstance(func, classmethod | staticmethod):
         raise TypeError("Put @distributed_lock below @classmethod or @staticmethod, next to the function.")
-    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+    if returns_generator(func):
         raise TypeError(
             "@distributed_lock on a generator function would release the lock before its body runs. Lock the function "
             "that consumes it, or use 'with' inside."

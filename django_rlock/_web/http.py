@@ -44,18 +44,15 @@ from django_rlock.settings import DEFAULT_ALIAS, get_settings
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-_NO_ATTRIBUTES: Mapping[str, Any] = {}
-
-
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The request that a call gets: its first argument, its second after ``self``, or ``request``; None if there is
     none. It is Django's request, or Django REST framework's wrapper around it."""
     if args and isinstance(args[0], HttpRequest):
         return args[0]  # of a view
     for candidate in (*args[:2], kwargs["request"]) if "request" in kwargs else args[:2]:
-        # Read without attribute access, which could evaluate a lazy object.
-        if isinstance(candidate, HttpRequest) or isinstance(
-            getattr(candidate, "__dict__", _NO_ATTRIBUTES).get("_request"), HttpRequest
+        # Access to the attribute itself could evaluate a lazy object.
+        if isinstance(candidate, HttpRequest) or (
+            "_request" in getattr(candidate, "__dict__", ()) and isinstance(candidate.__dict__["_request"], HttpRequest)
         ):
             return candidate
     return None
@@ -221,7 +218,7 @@ logger = logging.getLogger("django_rlock.web")
 GiveBack = Callable[[], object]
 
 
-def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
+def keep_for_response(lock: BaseLock, response: HttpResponseBase) -> BaseLock | None:
     """Let an incomplete response release the lock later; returns the lock if the caller still has to release it.
 
     A lock with a count above one stays with its owner, because an outer block still needs it.
@@ -240,10 +237,8 @@ def keep_for_response(lock: BaseLock, response: Any) -> BaseLock | None:
     return MultiLock(*left) if left else None
 
 
-def _hand_over(response: Any) -> Callable[[GiveBack], object] | None:
+def _hand_over(response: HttpResponseBase) -> Callable[[GiveBack], object] | None:
     """A function that registers a callback for the response's completion; None if the response is complete."""
-    if not isinstance(response, HttpResponseBase):
-        return None
     if response.streaming:
         # Django closes these in close(), before it signals that the request has ended.
         closers: list[GiveBack] = response._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001

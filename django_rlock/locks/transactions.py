@@ -8,12 +8,15 @@ their guards.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
-from types import TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -100,6 +104,43 @@ class Section(Generic[SomeLock]):
             raise failure
 
 
+# --- values -----------------------------------------------------------------------------------------------------------
+
+# A decorated function returns a value. A promise of work would do the work after the release.
+
+_ContextManager: Any = contextlib._GeneratorContextManagerBase
+_PROMISES = CoroutineType, GeneratorType, AsyncGeneratorType, _ContextManager, Future, map, filter
+
+_USUAL = frozenset((NoneType, bool, int, str, list, dict))
+
+
+def value(result: T) -> T:
+    """The result of a decorated function. Raises TypeError if it is a promise of work, and cancels the work."""
+    if type(result) in _USUAL:
+        return result  # at once
+    if isinstance(result, _PROMISES) or hasattr(type(result), "__await__"):
+        cancel = getattr(result, "close", None) or getattr(result, "cancel", None)
+        if cancel is not None:
+            cancel()
+        raise TypeError(
+            f"A function under a lock returned {type(result).__name__}, whose work would run without the lock. Finish "
+            f"the work inside the function, and return its result: await or consume it there; make the function "
+            f"'async def' if it is to be awaited; or take the lock by 'with' inside the generator or context manager."
+        )
+    return result
+
+
+def returns_generator(func: Any) -> bool:
+    """Whether a function returns a generator, or a context manager that ``contextlib`` makes from a generator."""
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        return True
+    below = getattr(func, "__wrapped__", None)
+    if inspect.isgeneratorfunction(below) or inspect.isasyncgenfunction(below):
+        # Other decorators may consume the generator.
+        return bool(getattr(func, "__globals__", {}).get("__name__") == contextlib.__name__)
+    return below is not None and returns_generator(below)
+
+
 # --- lock, BEGIN, body, COMMIT, release ------------------------------------------------------------------------------
 
 
@@ -115,9 +156,15 @@ class AtomicBlock(ContextDecorator, Generic[SomeLock]):
 
     def __call__(self, func: F) -> F:
         """A function that runs inside the block; each call enters it separately."""
-        if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        if inspect.iscoroutinefunction(func) or returns_generator(func):
             raise TypeError("A lock's atomic() decorates plain functions: others would run outside the transaction.")
-        return super().__call__(func)
+
+        @functools.wraps(func)
+        def in_block(*args: Any, **kwargs: Any) -> Any:
+            with self._recreate_cm():
+                return value(func(*args, **kwargs))
+
+        return in_block  # type: ignore[return-value]
 
     @property
     def is_entered(self) -> bool:

@@ -5,13 +5,17 @@ import copy
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import update_wrapper, wraps
 from typing import Any, assert_type
 
 import pytest
 from celery import Celery, shared_task
-from django.http import HttpRequest, HttpResponse
+from django.contrib.auth.models import Group
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 from pytest_django import Settings
 
@@ -518,3 +522,124 @@ def test_few_lock_objects_are_kept() -> None:
     assert call.run((1000,), {}) == ["stock:1000"]
     assert len(call._kept.locks) == 1, "a bound for the memory"
     assert call.run((1,), {}) == ["stock:1"]
+
+
+# ---- promises of work: it would be done after the release ----------------------------------------------------------
+
+
+def work(*_: Any) -> Any:
+    raise AssertionError("The body ran without the lock.")
+
+
+def working() -> Iterator[None]:
+    yield work()
+
+
+async def aworking() -> AsyncIterator[None]:
+    yield work()
+
+
+async def atask() -> None:
+    work()
+
+
+class Waiting:
+    def __await__(self) -> Iterator[None]:
+        return working()
+
+
+PROMISES: dict[str, Any] = {
+    "generator": working,
+    "expression": lambda: (work() for _ in range(1)),
+    "async generator": aworking,
+    "coroutine": atask,
+    "awaitable": Waiting,
+    "context manager": contextmanager(working),
+    "async context manager": asynccontextmanager(aworking),
+    "future": Future,
+    "map": lambda: map(work, [1]),
+    "filter": lambda: filter(work, [1]),
+}
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("decorate", [distributed_lock("stock"), rlock("stock").atomic()], ids=["lock", "atomic"])
+def test_a_promise_of_work_is_refused(decorate: Any, promise: str, transactional_db: None) -> None:
+    made: list[Any] = []
+
+    @decorate
+    def make() -> Any:
+        made.append(PROMISES[promise]())
+        Group.objects.create(name="rolled back")
+        return made[0]
+
+    with pytest.raises(TypeError, match="would run without the lock"):
+        make()
+    assert promise != "future" or made[0].cancelled()
+    assert held() == []
+    assert Group.objects.exists() == (decorate.__class__.__name__ == "Decorator")
+
+
+@pytest.mark.parametrize("promise", [*PROMISES, "task"])
+def test_a_promise_of_work_from_a_coroutine_is_refused(promise: str) -> None:
+    made: list[Any] = []
+
+    @distributed_lock("stock")
+    async def make() -> Any:
+        made.append(asyncio.ensure_future(atask()) if promise == "task" else PROMISES[promise]())
+        return made[0]
+
+    async def main() -> None:
+        with pytest.raises(TypeError, match="would run without the lock"):
+            await make()
+        if promise == "task":
+            with pytest.raises(asyncio.CancelledError):
+                await made[0]
+
+    asyncio.run(main())
+    assert held() == []
+
+
+@pytest.mark.parametrize("decorate", [distributed_lock("stock"), rlock("stock").atomic()], ids=["lock", "atomic"])
+@pytest.mark.parametrize("promise", ["generator", "async generator", "context manager", "async context manager"])
+def test_what_only_makes_a_generator_is_refused_at_import(decorate: Any, promise: str) -> None:
+    @wraps(PROMISES[promise])
+    def logged(*args: Any) -> Any:
+        return PROMISES[promise](*args)
+
+    for function in [PROMISES[promise], *([logged] if "context" in promise else [])]:
+        with pytest.raises(TypeError, match=r"plain functions|before its body runs"):
+            decorate(function)
+
+
+def test_a_generator_that_a_decorator_consumes_runs_under_the_lock() -> None:
+    @contextmanager
+    def around() -> Iterator[None]:
+        yield
+
+    def listed(function: Any) -> Any:
+        @wraps(function)
+        def consume() -> list[str]:
+            return [*function()]
+
+        return consume
+
+    @distributed_lock("stock")
+    @around()
+    @listed
+    def names() -> Iterator[str]:
+        yield from held()
+
+    assert names() == ["stock"]
+
+
+@pytest.mark.django_db
+def test_a_response_of_a_function_without_a_request_keeps_the_lock() -> None:
+    @distributed_lock("stock")
+    def export() -> StreamingHttpResponse:
+        return StreamingHttpResponse(held() and ["a"])
+
+    response = export()
+    assert rlock("stock").locked()
+    response.close()
+    assert not rlock("stock").locked()
