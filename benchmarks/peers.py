@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -63,6 +64,21 @@ def sync_pairs_made_per_call() -> dict[str, Pair]:
             pass
 
     return {"redis-py": theirs, "rlock()": ours, "python-redis-lock": python_redis_lock}
+
+
+def sync_pairs_with_new_names() -> dict[str, Pair]:
+    """The same with a new name each time, as locks of orders and stock have: nothing can be kept for the name."""
+    client, numbers = get_redis_connection(), itertools.count()
+
+    def ours() -> None:
+        with rlock(f"bench:rlock:{next(numbers)}"):
+            pass
+
+    def theirs() -> None:
+        with client.lock(f"bench:redis-py:{next(numbers)}", timeout=LEASE):
+            pass
+
+    return {"redis-py": theirs, "rlock()": ours}
 
 
 def raw_pair() -> Pair:

@@ -21,8 +21,10 @@ Limits = Mapping[Literal["cpu", "wall"], float | None]
 SYNC_LIMITS: Limits = {"cpu": 0.5, "wall": 0.75}
 ASYNC_LIMITS: Limits = {"cpu": 0.45, "wall": 0.6}
 MADE_LIMITS: Limits = {"cpu": 0.48, "wall": None}
+NEW_LIMITS: Limits = {"cpu": 0.46, "wall": None}
 COUNTED_PAIRS = 20
 MADE_PER_CALL = "sync, with a lock object made for each call"
+NEW_NAMES = "sync, with a new name each time"
 BASE, OURS = "redis-py", ("RLock", "FairLock", "rlock()")
 
 
@@ -39,8 +41,14 @@ def run(quick: bool) -> list[Table]:
 def timed(rounds: int, pairs: int, where: str = "") -> list[Table]:
     sync = time_sync(peers.sync_pairs(), rounds, pairs)
     made = time_sync(peers.sync_pairs_made_per_call(), rounds, pairs)
+    new = time_sync(peers.sync_pairs_with_new_names(), rounds, pairs)
     coroutines = asyncio.run(time_coroutines(rounds, pairs))
-    costs = {"sync": (sync, SYNC_LIMITS), MADE_PER_CALL: (made, MADE_LIMITS), "async": (coroutines, ASYNC_LIMITS)}
+    costs = {
+        "sync": (sync, SYNC_LIMITS),
+        MADE_PER_CALL: (made, MADE_LIMITS),
+        NEW_NAMES: (new, NEW_LIMITS),
+        "async": (coroutines, ASYNC_LIMITS),
+    }
     return [
         Table(f"Uncontended acquire + release, {binding}{where}", ratio_rows(*both)) for binding, both in costs.items()
     ]
