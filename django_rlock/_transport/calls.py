@@ -166,6 +166,10 @@ def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | s
     return ScriptCall(name, Template(scripts.TASK_RESERVATION, all_keys, (ms, starts)), lock_key, value)
 
 
+MOST_JOINED = 10
+"""How many calls one script serves at most, because the server does nothing else meanwhile."""
+
+
 def join(calls: Sequence[ScriptCall]) -> ScriptCall:
     """One call instead of several that can be joined (see ``may_join``); its reply has one value for each."""
     first = calls[0]

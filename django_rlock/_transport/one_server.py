@@ -25,6 +25,7 @@ from django_rlock._core.text import reason_of
 from django_rlock._redis.scripts import OK
 from django_rlock._transport.calls import (
     ASKING,
+    MOST_JOINED,
     UNLIMITED,
     Caller,
     Driver,
@@ -357,7 +358,11 @@ class OneServer(RetryingTopology):
         self._division.learn(error)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        groups = [list(group) for _, group in itertools.groupby(calls, self._may_join)]
+        groups = [
+            group[start : start + MOST_JOINED]
+            for group in [list(same) for _, same in itertools.groupby(calls, self._may_join)]
+            for start in range(0, len(group), MOST_JOINED)
+        ]
         joined = [group[0] if len(group) == 1 else join(group) for group in groups]
         replies: list[Any] = []
         for group, call, reply in zip(groups, joined, await self._node.exchange_all(joined), strict=True):

@@ -169,7 +169,9 @@ class BackgroundWorker:
         if not may_sleep or due < math.inf:
             due = min(due, latest)
         self._promise(due)
-        if self._event.wait(None if due == math.inf else due - monotonic()):
+        left = due - monotonic()
+        # Even a sleep of no time would let all greenlets of a process run.
+        if left > 0 and self._event.wait(None if left == math.inf else left):
             self._idle = 0
 
     def _promise(self, due: float) -> None:

@@ -40,6 +40,8 @@ LONG_HOLD = 3600.0
 """After how many seconds a hold without a ``max_hold_time`` is named in the log, once."""
 AT_ONCE = 10
 """How many holds are renewed before other jobs and other threads can run."""
+LATE_AT_ONCE = 20 * AT_ONCE
+"""The same for renewals that are late: a round takes long where many greenlets run before the next step of this one."""
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
 ANSWER_WITHIN = 1.0
 """How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
@@ -113,9 +115,11 @@ class Renewals:
         first_due = self._due[0][0] if self._due else math.inf
         if first_due > now:
             return []
-        horizon = now + TOGETHER * get_settings(self._worker.using).watchdog_timeout
+        timeout = get_settings(self._worker.using).watchdog_timeout
+        horizon = now + TOGETHER * timeout
+        most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
         due: list[Hold] = []
-        while self._due and self._due[0][0] <= horizon and len(due) < AT_ONCE:
+        while self._due and self._due[0][0] <= horizon and len(due) < most:
             at, _, hold = self._due[0]
             if at > now and not hold.renewed:
                 break  # it can only expire, at its time

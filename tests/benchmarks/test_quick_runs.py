@@ -77,6 +77,10 @@ def check_holding(rows):
     assert rows["renewing all of them once, cpu time"]["figure"] > 0
 
 
+def check_greenlets(rows):
+    assert rows.keys() == {"locks lost within 1.5 s", "until a greenlet runs again, at most"}
+
+
 def check_listing(rows):
     costs = {"a page", "a process's first page", "a refresh that finds nothing changed", "its JSON"}
     tabs = "10 open tabs, commands to the server"
@@ -165,6 +169,7 @@ CHECKS = {
     "contended": check_contended,
     "waiting": check_waiting,
     "holding": check_holding,
+    "greenlets": check_greenlets,
     "listing": check_listing,
     "multi": check_multi,
     "quorum": check_quorum,
