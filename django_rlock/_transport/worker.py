@@ -40,6 +40,8 @@ LATE = 1 / 6
 _HUNG = 1 / 2
 """A thread that is later than this share of the lease is abandoned and replaced by a new one."""
 _IDLE_ROUNDS = 10
+_COUNTED_FOR = 60.0
+"""How long after a record of a late round further late rounds are only counted, in seconds."""
 
 
 class Job(Protocol):
@@ -79,6 +81,8 @@ class BackgroundWorker:
         self._began = False
         self._stopped = False
         self._idle = 0
+        self._counted_until = -math.inf
+        self._counted: deque[float] = deque()
 
     # --- what callers do ---------------------------------------------------------------------------------------------
 
@@ -105,8 +109,9 @@ class BackgroundWorker:
         if late < lease * LATE or self._stopped:
             return
         self.late_at = now + lease * LATE
-        self._log_late(late)
-        if late >= lease * _HUNG or not self._runs:
+        is_replaced = late >= lease * _HUNG or not self._runs
+        self._note_late(late, now, is_replaced)
+        if is_replaced:
             # A hanging thread that continues later sees that it was replaced, and ends.
             self._instance, self._runs = threads.SingleInstance(), False
             self._start()
@@ -156,8 +161,9 @@ class BackgroundWorker:
         self._event.clear()
         began = monotonic()
         late = began - self.wakes_at
+        self._log_counted(began)
         if began > self.late_at and late > self._leases()[0] * LATE:
-            self._log_late(late)
+            self._note_late(late, began)
         # After some rounds without work the thread sleeps until it is needed. It does not do so at once, because locks
         # that are taken and released in quick succession would then wake it each time.
         may_sleep = self._idle >= _IDLE_ROUNDS
@@ -168,6 +174,8 @@ class BackgroundWorker:
         self._idle = self._idle + 1 if due == math.inf else 0
         if not may_sleep or due < math.inf:
             due = min(due, latest)
+        if self._counted:
+            due = min(due, self._counted_until)
         self._promise(due)
         left = due - monotonic()
         # Even a sleep of no time would let all greenlets of a process run.
@@ -210,10 +218,21 @@ class BackgroundWorker:
         self._leaving = None
         return math.inf
 
-    def _log_late(self, late: float) -> None:
-        log(
-            logger, logging.ERROR, "The background thread of %r is late by %.1f s; locks may be lost.", self.using, late
-        )
+    def _note_late(self, late: float, now: float, is_replaced: bool = False) -> None:
+        """Log that a round is late, unless that was just logged: a busy process would log it each time."""
+        if now < self._counted_until and not is_replaced:
+            self._counted.append(late)
+            return
+        self._counted_until = now + _COUNTED_FOR
+        text = "The background thread of %r is late by %.1f s; locks may be lost."
+        log(logger, logging.ERROR, text, self.using, late)
+
+    def _log_counted(self, now: float) -> None:
+        if not self._counted or now < self._counted_until:
+            return
+        counted, self._counted = self._counted, deque()
+        text = "The background thread of %r was late %d more times, by up to %.1f s; locks may be lost."
+        log(logger, logging.ERROR, text, self.using, len(counted), max(counted))
 
     def _log_failure(self, error: BaseException) -> None:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))

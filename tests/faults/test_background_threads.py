@@ -99,3 +99,19 @@ def test_how_late_one_may_be(is_unconfirmed, redis_client, caplog):
         assert (its._instance is not before) == is_unconfirmed
         lock.release()
     assert ("is late by 3.0 s" in caplog.text) == is_unconfirmed
+
+
+def test_rounds_that_are_late_again_and_again_are_logged_once_and_counted(settings, redis_client, caplog):
+    settings.RLOCK = {"default": {}}  # a new background thread
+    its = worker("default")
+    due = monotonic() + 1000
+    with no_threads():
+        its._runs = True
+        for late in (6.0, 7.5, 6.5):
+            its._promise(due)
+            its.check(due + late, 30)
+        its._runs = False
+    its._counted_until = monotonic()
+    its.wake()
+    eventually(lambda: "was late 2 more times, by up to 7.5 s" in caplog.text)
+    assert caplog.text.count("is late by") == 1
