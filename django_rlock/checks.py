@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from django.apps import apps
@@ -50,7 +51,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     E001: the setting, one of its aliases or its cache is wrong; the text is the exception's. W001: an even number of
     NODES. W002: fewer than three NODES. W003: fewer connections than threads, as far as the environment and the
     settings show. W007: views wait longer than the lock of a dead holder lasts. W008: RLOCK has no ``default``. W010:
-    RLOCK names no server for locks, and the default cache has no Redis.
+    RLOCK names no server for locks, and the default cache has no Redis. W011: other users may replace the folder of the
+    embedded server.
     """
     errors: list[CheckMessage] = [
         _warning("W010", str(error), "With --deploy, this is an error.")
@@ -119,7 +121,20 @@ def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
         text = f"{entry}['NODES'] lists {count}: when one node fails, no lock can be taken."
         yield _warning("W002", text, "Use three or five independent nodes.")
     yield from _too_few_connections(entry, options.max_connections)
+    if options.store == "embedded":
+        yield from _public_folder(entry, str(options.folder))
     yield from _long_waits(entry, options)
+
+
+def _public_folder(entry: str, folder: str) -> Iterator[CheckMessage]:
+    from django_rlock._stores.embedded import public_parent  # of the extra "embedded"
+
+    if parent := public_parent(Path(folder)):
+        text = (
+            f"{entry} keeps its server in {folder!r}, below {str(parent)!r}, where all users may write: if a cleaner "
+            f"of old files removes the folder, another user may create it and run a server there."
+        )
+        yield _warning("W011", text, f"Name a folder in {entry}['FOLDER'] that only this user can create.")
 
 
 def _too_few_connections(entry: str, most: int) -> Iterator[CheckMessage]:

@@ -12,6 +12,7 @@ import pwd
 import re
 import selectors
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -73,6 +74,11 @@ def check_folder(alias: str, folder: Path) -> None:
         raise ImproperlyConfigured(f"{subject}, whose path is too long for a socket. {advice}, with a shorter path.")
 
 
+def public_parent(folder: Path) -> Path | None:
+    """The folder above in which each user may write: someone else may replace the server's folder after its removal."""
+    return next((each for each in folder.resolve().parents if each.is_dir() and each.stat().st_mode & 0o002), None)
+
+
 def is_long(folder: Path) -> bool:
     """Whether the path of the server's socket exceeds the maximum length."""
     return len(os.fsencode(folder / supervisor.SOCKET)) > LONGEST_PATH
@@ -121,6 +127,9 @@ _PASSED_ON = "PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"
 """The variables that the server gets from the environment, which may contain secrets."""
 _OF_DATA = "AOF", "append only file"
 """Words of the server's log about data that it cannot read."""
+
+_LOCAL_PEERCRED = 1
+"""An option of macOS's sockets, which the module socket does not know."""
 
 _starting = Owned("connections", threading.Lock)
 
@@ -234,10 +243,31 @@ def _connected(path: str, limit: float) -> socket.socket:
     try:
         sock.settimeout(limit)
         sock.connect(path)
+        _refuse_stranger(sock, path)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _refuse_stranger(sock: socket.socket, path: str) -> None:
+    """Raise redis-py's ConnectionError if another user's server listens: it would run our scripts as it likes. The
+    folder may have been removed and made anew since its owner was checked."""
+    user = _user_at(sock)
+    if user is not None and user != os.geteuid():
+        raise RedisConnectionError(
+            f"The server at {path} belongs to {_user(user)}, and this process runs as {_user(os.geteuid())}. Remove "
+            "its folder, or set FOLDER to another one, outside folders where all users may write"
+        )
+
+
+def _user_at(sock: socket.socket) -> int | None:
+    """The user whose process listens at the other end of a unix socket; None if the system does not say."""
+    if hasattr(socket, "SO_PEERCRED"):  # Linux: process, user, group
+        return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+    if sys.platform == "darwin":  # version, user, and groups
+        return int(struct.unpack_from("2I", sock.getsockopt(0, _LOCAL_PEERCRED, 76))[1])
+    return None
 
 
 def _output(command: list[str], folder: Path) -> str:

@@ -4,10 +4,12 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock, rlock
 from django_rlock._stores import embedded, supervisor
-from django_rlock._transport.servers import get_client
+from django_rlock._transport.servers import get_client, server
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
 from tests.bindings import BlockingBinding as Binding
@@ -139,6 +141,45 @@ def public_folder(settings: Any) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+def test_a_strangers_server_in_a_new_folder_of_that_name_is_refused(public_folder: Path) -> None:
+    """The owner of the folder was checked when the first lock was taken; then a cleaner has removed the folder."""
+    with RLock("stock:1"):
+        pass
+    with (public_folder / supervisor.LOCK).open() as lock:
+        shutil.rmtree(public_folder)
+        server("default").close_idle()
+        fcntl.flock(lock, fcntl.LOCK_EX)  # which the server has until it ends
+    public_folder.parent.chmod(0o777)
+    with listening_as_another_user(public_folder):
+        with pytest.raises(LockUnavailableError, match="belongs to nobody, and this process runs as root"):
+            RLock("stock:1").acquire(wait_time=0)
+        shutil.rmtree(public_folder)
+
+
+@contextmanager
+def listening_as_another_user(folder: Path) -> Iterator[None]:
+    """A socket in a folder of that name, where nobody replies."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setuid(NOBODY)
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(folder / supervisor.SOCKET))
+            listening.listen()
+            os.write(writing, b"ready")
+            signal.pause()
+    try:
+        assert os.read(reading, 5) == b"ready"
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+
+
 def test_a_second_user_cannot_connect(public_folder: Path) -> None:
     with RLock("stock:1"):
         in_child(lambda: refused_as_another_user(public_folder))
@@ -194,7 +235,7 @@ def test_network_file_systems_are_refused(
     with pytest.raises(ImproperlyConfigured, match=rf"on a network file system \({kind}\).*'FOLDER'"):
         RLock("stock:1").acquire()
     settings.RLOCK = {"default": {"STORE": "embedded", "FOLDER": tmp_path / "local"}}
-    assert check_settings() == []
+    assert {message.id for message in check_settings()} <= {"django_rlock.W011"}
 
 
 def test_the_mounts_of_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,10 +281,22 @@ def test_without_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_deployment_check_warns_of_the_embedded_store(folder: Path) -> None:
-    assert check_settings() == []
+    assert {message.id for message in check_settings()} <= {"django_rlock.W011"}
     [message] = check_deployment()
     assert message.id == "django_rlock.W009"
     assert "for development, demos and sites on one machine" in message.msg
+
+
+def test_a_check_warns_of_a_folder_that_other_users_can_replace(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public").chmod(0o1777)
+    settings.RLOCK = {"default": {"STORE": "embedded", "FOLDER": tmp_path / "public" / "locks"}}
+    [message] = check_settings()
+    assert message.id == "django_rlock.W011"
+    assert repr(str(tmp_path / "public")) in message.msg
+    if embedded.public_parent(Path.cwd()) is None:
+        settings.RLOCK = {"default": {"STORE": "embedded", "FOLDER": Path.cwd() / "locks"}}
+        assert check_settings() == []
 
 
 def test_the_doctor_looks_at_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
