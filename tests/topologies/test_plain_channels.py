@@ -121,8 +121,9 @@ async def test_first_living_waiter_of_javas_queue_is_told(binding, topology, way
 
 @WAYS
 def test_lock_is_left_to_javas_fair_waiter_while_it_listens(topology, way):
-    waiting = release_keys(KEY)[2]
+    waiting, deadlines = release_keys(KEY)[2:]
     topology.redis.rpush(waiting, "living")
+    topology.redis.zadd(deadlines, {"living": 4e15})
     assert not is_left_free(topology.redis)
     with foreign_listener(owner(topology), f"{CHANNEL}:living", way):
         assert is_left_free(topology.redis)

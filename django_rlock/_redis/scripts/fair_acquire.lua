@@ -99,6 +99,6 @@ else
 end
 -- include: java_entry
 if found[1] and is_javas(found[1]) then
-    redis.call('zrem', alive, ABSENT)
+    note_guest(alive)
 end
 return {ARGV[1], left, found[1] and is_ours(found[1]) and 0 or 1, ticket}

@@ -44,7 +44,7 @@ local function note_alive(lock, queue, alive, member, waiting, deadlines)
             leave_javas(waiting, deadlines)
         end
     elseif by_java then
-        redis.call('zrem', alive, ABSENT)
+        note_guest(alive)
         join_javas(waiting, deadlines)
     end
     return state_of(lock, queue, member, by_java), left

@@ -7,8 +7,14 @@
 local GUESTS, GUESTS_MS = 'guests', 100
 
 -- A subscriber may be a process that is stopped, a monitor, or a client of another database, and none of these takes the
--- lock. So the next release that leaves it free comes this much later, unless a Java client was seen to hold it since.
-local ABSENT, ABSENT_MS = 'guests:absent', 2000
+-- lock. So after each pause the next one comes later, by twice the time, unless a Java client was seen to hold the lock
+-- since. These members' scores are the epoch ms until which there is no pause, and FAR plus the number of pauses so far:
+-- marks in the past are removed.
+local ABSENT, MISSED, MOST_MISSED, FAR = 'guests:absent', 'guests:missed', 5, 1e15
+
+local function note_guest(alive)
+    redis.call('zrem', alive, ABSENT, MISSED)
+end
 
 -- include: listeners
 
@@ -48,11 +54,14 @@ local function is_left_to_guests(lock, queue, alive, channel, waiting, now)
     if not waits or not first then
         return false
     end
+    local missed = (tonumber(redis.call('zscore', alive, MISSED)) or FAR) - FAR
     local absent_for = (tonumber(redis.call('zscore', alive, ABSENT)) or 0) - now_ms
-    if absent_for > 0 and absent_for <= GUESTS_MS + ABSENT_MS then
+    if absent_for > 0 and absent_for <= GUESTS_MS * 2 ^ (missed + 1) then -- it is not from a clock that was set back
         return false
     end
-    redis.call('zadd', alive, now_ms + GUESTS_MS, GUESTS, now_ms + GUESTS_MS + ABSENT_MS, ABSENT)
+    local ends = now_ms + GUESTS_MS
+    redis.call('zadd', alive, ends, GUESTS, ends + GUESTS_MS * 2 ^ missed, ABSENT)
+    redis.call('zadd', alive, FAR + math.min(missed + 1, MOST_MISSED), MISSED)
     local client = string.sub(first, 1, 36)
     redis.pcall('publish', 'rlock_wake:' .. client, ' ' .. first .. ' ' .. lock)
     return true
