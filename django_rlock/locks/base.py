@@ -191,7 +191,11 @@ class BaseLock(HeldLock):
         """
         driver = blocking_driver(self)
         request = self._request(driver, blocking, wait_time, lease_time, unknown)
-        return self._acquired(request, run_flow(acquire, (self, driver, request)))
+        taken: bool = run_flow(acquire, (self, driver, request))
+        # No call comes between here and the caller: an interruption there would leave a lock that nobody knows of.
+        if taken and self.until_commit:
+            release_at_end(self, request.owner)
+        return taken
 
     @for_its_owner
     async def aacquire(
@@ -205,10 +209,7 @@ class BaseLock(HeldLock):
         """As ``acquire``, in asyncio."""
         driver = awaited_driver(self)
         request = self._request(driver, blocking, wait_time, lease_time, unknown)
-        return self._acquired(request, await acquire(self, driver, request))
-
-    def _acquired(self, request: AcquireRequest, taken: bool) -> bool:
-        """Whether the lock was taken; with ``until_commit``, the end of the transaction releases it."""
+        taken = await acquire(self, driver, request)
         if taken and self.until_commit:
             release_at_end(self, request.owner)
         return taken

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ import pytest
 from tests.eventually import PATIENCE
 from tests.redlock.under_eventlet import GREENLETS, VISITS
 
-pytest.importorskip("eventlet", reason="eventlet is in the dependency group test")
 
-
+@pytest.mark.skipif(find_spec("eventlet") is None, reason="eventlet is in the dependency group test")
 def test_greenlets_exclude_each_other(nodes):
     command = [sys.executable, "-W", "ignore", "-m", "tests.redlock.under_eventlet", *[node.url for node in nodes]]
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=PATIENCE)
