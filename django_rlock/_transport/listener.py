@@ -31,6 +31,9 @@ KEEP_CHANNEL = 60.0
 """How long a channel stays subscribed after its last waiter left, in seconds."""
 CONFIRM_WITHIN = 1.0
 """How long to wait for a subscription's confirmation; without it a waiter depends on its next poll or heartbeat."""
+_SAME_MESSAGE = 1.0
+"""For how long after a message has woken a waiter another alias of the server may hear that message, in seconds."""
+_MOST_WOKEN = 1000
 
 _SHARED = None, EVERYBODY
 """The tokens that many waiters share: their queues are kept, since another waiter may join as the last one leaves."""
@@ -94,6 +97,7 @@ class Listener:
         self.subscribers: dict[Address | None, Subscribing] = {}
         self._is_stopped = False
         self.channels: dict[str, Channel] = {}
+        self._woken: deque[tuple[str, float]] = deque(maxlen=_MOST_WOKEN)
 
     # --- what callers do ---------------------------------------------------------------------------------------------
 
@@ -213,9 +217,12 @@ class Listener:
                 line.remove(ref)
 
     def waits_for(self, name: str, token: str) -> bool:
-        """Whether a waiter has this token on a channel."""
+        """Whether a waiter has this token on a channel, or had it until a message woke it a moment ago."""
         channel = self.channels.get(name)
-        return channel is not None and token in channel.lines
+        if channel is not None and token in channel.lines:
+            return True
+        since = monotonic() - _SAME_MESSAGE
+        return any(woken == token and at > since for woken, at in self._woken.copy())
 
     def deliver(self, name: str, payload: str) -> None:
         """Wake the waiters that a message is for. One for a single waiter is its ticket, a space and its token."""
@@ -226,6 +233,7 @@ class Listener:
             self._wake_everybody(channel, payload)
         ticket, _, token = payload.partition(" ")
         if token in channel.lines:
+            self._woken.append((token, monotonic()))
             self.wake_next(name, token, ticket)
         else:
             self.wake_next(name, None)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import lru_cache
 
-from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import ScriptCall, Template
@@ -20,8 +18,6 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import JAVA_POLL, PLAIN, Candidate, Kind, call_for
 from django_rlock.locks.options import milliseconds
 from django_rlock.settings import HEARTBEAT_SHARE, get_settings, settings_of
-
-logger = logging.getLogger("django_rlock.locks")
 
 UNASKED = 600.0
 """How long a waiter sleeps before it tries again unwoken, in seconds; heartbeats find a lost ticket or wake-up
@@ -140,7 +136,7 @@ def _decline(using: str, token: str) -> None:
     DECLINED.append(asker)
     if any(each.asker == asker for each in ACCEPTING) or name in HOLDS.names_of(asker):
         return
-    log(logger, logging.INFO, "Lock %r was granted to a ticket that nobody waits for; declined it.", name)
+    # An owner that took the lock by its own command, before the message of its grant came, has nothing to decline.
     lock = FairLock(name, using=using)
     clean_up(using, lock._kind.decline(lock, asker), monotonic() + options.claim_time)
 

@@ -5,6 +5,7 @@ import io
 import logging
 import traceback
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 from urllib.parse import quote
 
@@ -46,13 +47,14 @@ def buy(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse("sold")
 
 
+def sell(request: HttpRequest, pk: int) -> HttpResponse:
+    return HttpResponse("sold")
+
+
+@wraps(sell)
 def buy_elsewhere(request: HttpRequest, pk: int) -> HttpResponse:
     """Decorated only while it is called: the checks of other tests would find that their settings lack the alias."""
     return distributed_lock("stock:<pk>", wait_time=0, using="down")(sell)(request, pk=pk)
-
-
-def sell(request: HttpRequest, pk: int) -> HttpResponse:
-    return HttpResponse("sold")
 
 
 @distributed_lock("stock:<pk>")
