@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -45,6 +47,8 @@ from django_rlock.locks.options import (
 )
 from django_rlock.locks.transactions import ensure_owned, returns_generator
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
+
+logger = logging.getLogger("django_rlock.web")
 
 # --- view classes -----------------------------------------------------------------------------------------------------
 
@@ -297,6 +301,9 @@ class Decorator:
         named_by = self.options.templates[0]
         if callable(named_by) and (self.is_bare or kwargs or len(args) != 1 or not _is_function(args[0])):
             raise TypeError(without_a_template(named_by))  # this is a call of the function
+        if len(args) == 1:
+            references = _references(args)
+            _check_registered(args[0], references, sys._getframe(1))  # noqa: SLF001
         return _decorate(self.options, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -313,6 +320,48 @@ def _is_just_defined(value: Any, frame: FrameType) -> bool:
     if code is None or code.co_name == "<lambda>" or code not in frame.f_code.co_consts:
         return False
     return all(known is not value for names in (frame.f_locals, frame.f_globals) for known in names.values())
+
+
+# A decorator such as @receiver registers the function below it, and returns this function. A lock above it is not part
+# of the registered function, which then runs without the lock.
+
+
+def _references(args: tuple[Any, ...]) -> int:
+    """How many references to a decorator's argument the interpreter counts; 0 if it counts none."""
+    return sys.getrefcount(args[0]) if hasattr(sys, "getrefcount") else 0
+
+
+class _Counting:
+    """Is called in the same way as a Decorator."""
+
+    def __call__(self, *args: Any, **_kwargs: Any) -> int:
+        return _references(args)
+
+
+_USUAL_REFERENCES = _Counting()(lambda: None)
+
+
+def _check_registered(func: Any, references: int, frame: FrameType) -> None:
+    """Refuse a function that was just made if there is a weak reference to it, as signals keep it. Warn about other
+    references, which may be harmless."""
+    weak = weakref.getweakrefcount(func)
+    if not weak and references <= _USUAL_REFERENCES + _own_references(func):
+        return
+    if not isinstance(func, FunctionType) or not _is_just_defined(func, frame):
+        return
+    text = (
+        f"@distributed_lock is above a decorator that has registered {func.__qualname__}(): the registered function "
+        f"runs without the lock. Put @distributed_lock next to the function, below @receiver and the like."
+    )
+    if weak:
+        raise TypeError(text)
+    logger.warning("%s, line %d: %s", func.__module__, func.__code__.co_firstlineno, text)
+
+
+def _own_references(func: Any) -> int:
+    """How many of the references are in the function's own attributes, as @action makes them."""
+    attributes = [getattr(value, "__dict__", {}) for value in getattr(func, "__dict__", {}).values()]
+    return sum(value is func for each in attributes for value in each.values())
 
 
 def without_a_template(named_by: Any) -> str:

@@ -1,7 +1,9 @@
 """Plain functions and coroutine functions under @distributed_lock."""
 
 import asyncio
+import atexit
 import copy
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,9 +17,14 @@ from typing import Any, assert_type
 import pytest
 from celery import Celery, shared_task
 from django.contrib.auth.models import Group
+from django.db import transaction
+from django.dispatch import Signal, receiver
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template import Library
 from django.test import RequestFactory
 from pytest_django import Settings
+from rest_framework.decorators import action
+from rest_framework.viewsets import ViewSet
 
 from django_rlock import (
     KeyTemplateError,
@@ -495,6 +502,76 @@ def test_what_is_skipped_is_typed_as_none_too(taken: Holder) -> None:
         assert_type(asyncio.run(acount(7)), int | None)
         assert assert_type(view(RequestFactory().get("/"), 7), HttpResponse).status_code == 204
     assert assert_type(certain(7), int) == 7
+
+
+# ---- decorators below that register the function -------------------------------------------------------------------
+
+sent = Signal()
+library = Library()
+registry: dict[str, Any] = {}
+
+
+def registers(func: Any) -> Any:
+    registry[func.__name__] = func
+    return func
+
+
+def stores(func: Any) -> Any:
+    """What a sqlite3 connection has as a function, Python does not see."""
+    connection = sqlite3.connect(":memory:")
+    connection.create_function("locked", 0, func)
+    registry["connection"] = connection
+    return func
+
+
+def test_a_receiver_below_the_lock_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"registered .*work\(\): the registered function runs without the lock"):
+
+        @distributed_lock("stock")
+        @receiver(sent)  # noqa: DJ013 - the mistake
+        def work(**_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "register",
+    [receiver(sent, weak=False), library.filter, library.simple_tag, atexit.register, registers, stores],
+    ids=["receiver", "filter", "tag", "atexit", "dict", "sqlite"],
+)
+def test_a_function_that_a_decorator_below_the_lock_registers_is_told(
+    register: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @distributed_lock("stock")
+    @register
+    def work(**_: Any) -> None: ...
+
+    atexit.unregister(work.__wrapped__)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "work(): the registered function runs without the lock" in record.getMessage()
+
+
+def test_what_registers_nothing_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    def plain() -> None: ...
+
+    registers(plain)
+    distributed_lock("stock")(plain)
+
+    @registers
+    @distributed_lock("stock")
+    def below() -> None: ...
+
+    @distributed_lock("stock")
+    @distributed_lock("outer")
+    @transaction.non_atomic_requests
+    @wraps(plain)
+    def several() -> None: ...
+
+    class Stocks(ViewSet):  # type: ignore[misc]
+        @distributed_lock("stock")
+        @action(detail=True)
+        def above(self, request: Any, pk: int) -> None: ...
+
+    assert not caplog.records
 
 
 # ---- lock objects that are kept for the next calls -----------------------------------------------------------------
