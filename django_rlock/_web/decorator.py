@@ -19,6 +19,7 @@ from django.http.response import HttpResponseBase
 from django.utils.decorators import classonlymethod
 from django.views import View
 
+from django_rlock._core.text import printable
 from django_rlock._web.calls import (
     AROUND,
     Atomic,
@@ -355,7 +356,7 @@ def _check_registered(func: Any, references: int, frame: FrameType) -> None:
     )
     if weak:
         raise TypeError(text)
-    logger.warning("%s, line %d: %s", func.__module__, func.__code__.co_firstlineno, text)
+    logger.warning("%s", printable(f"{func.__module__}, line {func.__code__.co_firstlineno}: {text}"))
 
 
 def _own_references(func: Any) -> int:
