@@ -38,6 +38,7 @@ from django_rlock.locks.options import (
     unknown_argument,
     unknown_option,
     wait_seconds,
+    wrong_blocking,
 )
 from django_rlock.locks.ownership import HeldLock, hand_over, kept_after_release
 from django_rlock.locks.records import Key
@@ -184,7 +185,8 @@ class BaseLock(HeldLock):
         Durations are seconds and default to the lock's own. With ``blocking=False`` or ``wait_time=0`` it tries once.
         Acquiring again in the same thread or task succeeds at once, and needs as many releases.
 
-        Raises LockUnavailableError, within the wait time plus a second (including connecting), when Redis is
+        Raises TypeError for a ``blocking`` that is not a bool, such as the wait time of other libraries;
+        LockUnavailableError, within the wait time plus a second (including connecting), when Redis is
         unreachable, or so slow that the lease is over when the reply comes; LockLostError when the owner's existing
         hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a separate task, as with create_task(),
         gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
@@ -221,7 +223,9 @@ class BaseLock(HeldLock):
             raise unknown_argument("acquire", unknown)
         if self.until_commit:
             check_until_commit(self, driver)
-        if not blocking:
+        if blocking is not True:
+            if blocking is not False:
+                raise wrong_blocking(blocking)
             if wait is not UNSET and wait != 0:
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0

@@ -31,6 +31,7 @@ from django_rlock.locks.options import (
     milliseconds,
     unknown_argument,
     wait_seconds,
+    wrong_blocking,
 )
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
@@ -122,8 +123,10 @@ class Counter(Handle):
     def _wait_seconds(self, blocking: bool, wait_time: Any, unknown: dict[str, Any]) -> float | None:
         if unknown:
             raise unknown_argument("acquire", unknown)
-        if blocking:
+        if blocking is True:
             return self.wait_time if wait_time is UNSET else wait_seconds(wait_time)
+        if blocking is not False:
+            raise wrong_blocking(blocking)
         if wait_time is not UNSET and wait_time != 0:
             raise ValueError("With blocking=False it tries once; it takes no wait_time.")
         return 0.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
+from django_rlock._core.callbacks import log
 from django_rlock._redis import keys
 from django_rlock.settings import LONGEST
+
+logger = logging.getLogger("django_rlock.locks")
 
 # --- durations --------------------------------------------------------------------------------------------------------
 
@@ -48,13 +52,30 @@ def duration(argument: str, none: str = "", least: float = 0.0) -> Callable[[Dur
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise TypeError(f"{argument} must be seconds as a number or a timedelta, {expected}; not {value!r}.")
-        if not 0 <= seconds <= LONGEST:  # nan fails this test too
-            raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
-        if seconds < least:
-            raise ValueError(f"{argument} must be at least {least} s, not {value!r}{otherwise}.")
+        if not least <= seconds < _RARE:  # nan fails this test too
+            if not 0 <= seconds <= LONGEST:
+                raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
+            if seconds < least:
+                raise ValueError(f"{argument} must be at least {least} s, not {value!r}{otherwise}.")
+            if not isinstance(value, timedelta):
+                _doubt(argument, value)
         return float(seconds)
 
     return check
+
+
+_RARE = 1000
+"""A duration from which on the number of seconds may be one of milliseconds."""
+_doubted: set[str] = set()
+
+
+def _doubt(argument: str, seconds: float) -> None:
+    """Warn, once for each argument, that a number of seconds looks like one of milliseconds."""
+    if seconds % 1000 == 0 and seconds % 3600 and argument not in _doubted:
+        _doubted.add(argument)
+        meant = f"{argument}={seconds / 1000:g} for {seconds:g} milliseconds, or a timedelta"
+        time = timedelta(seconds=seconds)
+        log(logger, logging.WARNING, f"{argument}={seconds:g} is {time} (h:mm:ss), as it is in seconds. Write {meant}.")
 
 
 wait_seconds = duration("wait_time", "None waits forever")
@@ -122,6 +143,13 @@ def unknown_option(called: str, names: Iterable[str], hints: Mapping[str, str] =
     name = next(iter(names))
     hint = f" Use {hints[name]}." if name in hints else ""
     return TypeError(f"{called}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+def wrong_blocking(value: object) -> TypeError:
+    """The error for another value of ``blocking`` than a bool: other libraries have the wait time there."""
+    is_time = isinstance(value, int | float | timedelta)
+    advice = f"acquire({value!r}): use wait_time={value!r}" if is_time else "use wait_time= for how long to wait"
+    return TypeError(f"blocking must be True or False, not {value!r}; {advice}.")
 
 
 def unknown_argument(method: str, names: Iterable[str]) -> TypeError:

@@ -1,5 +1,6 @@
 """Names, owners and durations that callers give."""
 
+import asyncio
 import math
 from datetime import timedelta
 from decimal import Decimal
@@ -21,6 +22,7 @@ from django_rlock import (
 )
 from django_rlock._redis import keys
 from django_rlock.compat import Lock
+from django_rlock.locks import options
 from django_rlock.locks.options import lease_seconds, milliseconds, wait_seconds
 
 BAD_NUMBERS = [-1, -0.001, math.nan, math.inf, -math.inf, 1e12, 10**400, timedelta(seconds=-1)]
@@ -51,6 +53,47 @@ def test_not_a_number(kind, argument, value):
 def test_lease_below_a_millisecond(kind, argument):
     with pytest.raises(ValueError, match=f"^{argument} must be at least 0.001 s"):
         kind("stock:42", **{argument: 0})
+
+
+@pytest.mark.parametrize("value", [3, 0, 1, 0.5, timedelta(seconds=3), "no", None], ids=repr)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "acquires",
+    [
+        FairLock("stock:42"),
+        SpinLock("stock:42"),
+        ReadWriteLock("stock:42").read_lock,
+        rlock("stock:42", "stock:43"),
+        rlock("stock:42", permits=2),
+        Semaphore("permits"),
+        PermitExpirableSemaphore("permits"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_wait_time_as_first_argument_is_told(acquires, asynchronous, value):
+    """Redisson's tryLock(3) and the locks of other libraries have it there; it counted as blocking=True."""
+    permits = [1] if isinstance(acquires, Semaphore | PermitExpirableSemaphore) else []
+    with pytest.raises(TypeError, match="blocking must be True or False") as caught:
+        if asynchronous:
+            asyncio.run(acquires.aacquire(*permits, value))
+        else:
+            acquires.acquire(*permits, value)
+    is_time = not isinstance(value, str | None)
+    assert (f"acquire({value!r}): use wait_time={value!r}" in str(caught.value)) == is_time
+
+
+@pytest.mark.parametrize(
+    ("value", "is_doubted"),
+    [(30000, True), (5000.0, True), (30, False), (3600, False), (36000, False), (90, False), (86400, False)],
+)
+def test_a_lease_in_milliseconds_is_told_once(value, is_doubted, caplog, monkeypatch):
+    monkeypatch.setattr(options, "_doubted", set())
+    for _ in range(2):
+        FairLock("stock:42", lease_time=value)
+        FairLock("stock:42", lease_time=timedelta(seconds=value))
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == is_doubted
+    assert not is_doubted or f"Write lease_time={value / 1000:g} for {value:g} milliseconds" in texts[0]
 
 
 @pytest.mark.parametrize("value", [-1, 1e16, "3"])
