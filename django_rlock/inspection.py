@@ -35,7 +35,7 @@ from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import commands_to
 from django_rlock._transport.servers import SERVER_ERRORS, is_cluster
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks import rlock
+from django_rlock.locks import named_lock
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.holds import INSPECTOR
 from django_rlock.locks.infos import (
@@ -142,14 +142,15 @@ def take_survey(using: str | None = None, name: str = "*") -> Survey:
 
 def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
     """A lock's holders and waiters, and the messages of Celery tasks that are queued for it; None if the lock is free
-    and no message is queued. Raises LockUnavailableError if Redis cannot be read, ImproperlyConfigured for a bad alias,
-    ValueError for an invalid name."""
+    and no message is queued. With a KEY_FUNCTION, ``name`` is the complete name, as in ``lock.name``. Raises
+    LockUnavailableError if Redis cannot be read, ImproperlyConfigured for a bad alias, ValueError for an invalid
+    name."""
     return next(iter(lock_infos([name], using)), None)
 
 
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
     """The ``lock_info`` of several locks, read in a few round trips; free locks are left out. Errors are as there."""
-    locks = [rlock(name, using=using) for name in names]
+    locks = [named_lock(name, using=using) for name in names]
     survey = Survey([using], ", ".join(lock.key for lock in locks))
     found = survey.read((using, lock.name) for lock in locks)
     deadlocks = survey.deadlocks()
@@ -212,7 +213,7 @@ def force_release(
     """
     if owner == "":
         raise ValueError("The owner must be an owner of lock_info(), or None to free the lock from any owner.")
-    lock = rlock(name, using=using)
+    lock = named_lock(name, using=using)
     # The history names the holder, and only before the release can it be read.
     token = operator.set((by, reason, _whom(lock, owner)))
     try:

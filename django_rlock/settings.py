@@ -124,6 +124,12 @@ def _prefix(value: object) -> str:
     return text
 
 
+def _function(value: object) -> Any:
+    if value is not None and not callable(value) and not (isinstance(value, str) and "." in value):
+        raise _RefusedError("None, a function that gets a lock's name, or its dotted path")
+    return value
+
+
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST:
         raise _RefusedError("a number of seconds above 0")
@@ -190,8 +196,7 @@ class AliasSettings:
     idle_time: float = _option(60.0, _seconds)
     """How long the embedded server keeps running after the last process has disconnected."""
     nodes: tuple[str, ...] | None = _option(None, _nodes)
-    """Instead of ``cache``: independent servers, given as aliases of CACHES or URLs. A lock is held on a majority of
-    them (RedLock)."""
+    """Instead of ``cache``: independent servers, as aliases of CACHES or URLs; a majority holds each lock (RedLock)."""
     node_timeout: float = _option(0.05, _seconds)
     """How long a node may take to reply before RedLock goes on without it."""
     clock_drift: float = _option(0.01, _share)
@@ -204,23 +209,21 @@ class AliasSettings:
     replica_ack_timeout: float = _option(1.0, _seconds)
     """How long to wait for the replicas; if too few confirm, the lock is released."""
     max_connections: int = _option(100, _count)
-    """How many connections a process keeps to one server for lock commands. If all are in use, a caller waits for a
-    connection within its wait time."""
+    """How many connections a process keeps to one server for lock commands; callers wait for a free connection."""
     publish_to_all: bool = _option(False, _flag)
-    """In a Redis Cluster, whether each release is also published to all nodes, for Java clients that use
-    ``subscriptionMode=SLAVE`` without sharded channels."""
+    """Whether a cluster's releases are published to all nodes too, for Java clients with ``subscriptionMode=SLAVE``."""
     refused_wait_time: float | None = _option(1.0, _wait_seconds)
-    """How long a call retries while the server refuses connections, at most its own wait time; None means the whole
-    wait time."""
+    """How long a call retries while the server refuses connections, within its wait time; None means all of it."""
     key_prefix: str = _option("rlock:", _prefix)
     """The prefix of every key; empty if Java clients use bare names."""
+    key_function: Callable[[str], str] | str | None = _option(None, _function)  # noqa: RUF009
+    """Completes each lock's name where the lock is made, by the tenant for example; a function or its dotted path."""
     kind: str = _option("fair", _one_of(*KINDS))
     """The kind of lock that ``rlock()``, the decorator and tasks use."""
     watchdog_timeout: float = _option(30.0, _seconds)
     """The lease of a lock taken without a lease time; it is renewed after each third of it."""
     max_hold_time: float | None = _option(None, _optional_seconds)
-    """The longest time for which a lock is renewed; None means unlimited, but locks that are held for an hour are
-    logged."""
+    """The longest time for which a lock is renewed; None means unlimited, but after an hour it is logged."""
     view_wait_time: float | None = _option(3.0, _wait_seconds)
     """How long a decorated view waits; 0 tries once, None waits forever."""
     locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))
@@ -240,8 +243,7 @@ class AliasSettings:
     slow_hold: float = _option(10.0, _seconds)
     """The admin highlights a hold that is longer than this while others wait; the log names it when it ends."""
     task_url: str | None = _option(None, _task_url)
-    """The URL of a page about a Celery task, in Flower for example, with ``{id}`` for the task's id; the admin links to
-    it."""
+    """The URL of a page about a Celery task, in Flower for example, with ``{id}`` for its id; the admin links to it."""
 
     def __repr__(self) -> str:
         options = ", ".join(f"{item.name}={shown(getattr(self, item.name))}" for item in fields(self))

@@ -31,7 +31,7 @@ from django_rlock._core.process import on_fork
 from django_rlock._tasks.holders import free_the_dead
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import RLockError
-from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks import BaseLock, named_lock
 from django_rlock.settings import get_settings
 
 logger = logging.getLogger("django_rlock.celery")
@@ -99,7 +99,8 @@ class _Parent:
         try:
             for using, kind, name in note["locks"]:
                 reason = f"the process of task {note['task']} has ended"
-                free_the_dead(rlock(name, using=using, kind=kind), lambda each: each.client == note["client"], reason)
+                lock = named_lock(name, using=using, kind=kind)
+                free_the_dead(lock, lambda each: each.client == note["client"], reason)
         except RLockError:
             return monotonic() >= until
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from types import MethodType
@@ -19,6 +19,8 @@ from kombu.utils.json import dumps
 
 from django_rlock._web.keytemplates import Arguments, KeyTemplate, check_names
 from django_rlock.exceptions import KeyTemplateError
+from django_rlock.locks.options import completed
+from django_rlock.settings import parsed_entry
 
 Values = dict[str, Any]
 """The arguments of a message by name, with their defaults."""
@@ -56,11 +58,11 @@ class Naming:
         """The names of a run's locks; of the running task unless ``task_id`` is given. Raises TypeError when the
         arguments do not fit the body.
         """
-        if self._function is not None:
-            args, kwargs = self._values.validated(args, kwargs)
-            named = self._function(task, *args, **kwargs)
-            return list(named) if isinstance(named, list | tuple | set) else [named]
-        return self._from_arguments(task, args, kwargs, task_id or task.request.id)
+        if self._function is None:
+            return self._completed(task, self._from_arguments(task, args, kwargs, task_id or task.request.id))
+        args, kwargs = self._values.validated(args, kwargs)
+        named = self._function(task, *args, **kwargs)
+        return self._completed(task, named if isinstance(named, list | tuple | set) else [named])
 
     def names_of(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """The names of the locks of runs with these arguments; arguments that the key ignores may be left out.
@@ -71,7 +73,7 @@ class Naming:
             if self._function is not None:
                 return self.names(task, args, kwargs)
             found = self._values.of_part(self._in_key(args), kwargs, self._used if self._templates else None)
-            return self._from_values(task, found, task.request.id)
+            return self._completed(task, self._from_values(task, found, task.request.id))
         except KeyTemplateError as error:
             raise KeyTemplateError(f"{self._label}: {error.args[0]}", template=error.template) from error.__cause__
         except TypeError as error:
@@ -94,6 +96,11 @@ class Naming:
         """The attributes of the task that its templates read."""
         found = (each for template in self._templates for each in template.placeholders)
         return {each.path[0] for each in found if each.root == "self" and each.path}
+
+    @staticmethod
+    def _completed(task: Any, names: Iterable[str]) -> list[str]:
+        settings = parsed_entry(task.lock_using)
+        return [*names] if settings.key_function is None else [*completed(settings, names)]
 
     def _from_arguments(
         self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str | None

@@ -51,7 +51,7 @@ from django_rlock._transport.calls import (
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
-from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks import BaseLock, named_lock
 from django_rlock.locks.kinds import owner_id_in
 from django_rlock.locks.options import checked_text, milliseconds
 from django_rlock.settings import get_settings
@@ -259,7 +259,7 @@ def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
         return
     token, using, mark, lock_name = header
     try:
-        lock = rlock(lock_name, using=using)
+        lock = named_lock(lock_name, using=using)
     except ImproperlyConfigured as error:
         log(logger, logging.WARNING, "The reservation of message %s is not released: %s", task_id, error)
         return

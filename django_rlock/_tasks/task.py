@@ -13,7 +13,7 @@ from celery.canvas import Signature, signature
 from celery.contrib.django.task import DjangoTask
 
 from django_rlock._tasks.naming import Naming, body_of, misfit
-from django_rlock.locks import KINDS, BaseLock, LimitedLock, rlock
+from django_rlock.locks import KINDS, BaseLock, LimitedLock, named_lock
 from django_rlock.locks.options import MILLISECOND, Duration, KindName, duration, limited_kind
 from django_rlock.settings import DEFAULT_ALIAS
 
@@ -152,7 +152,7 @@ class TaskOptions:
 
     def lock(self, names: Sequence[str]) -> BaseLock:
         """The lock of a run, with the given names."""
-        made = rlock(*names, using=self.using, kind=self.kind, **self.of_lock)
+        made = named_lock(*names, using=self.using, kind=self.kind, **self.of_lock)
         if sources := self.naming.sources:
             templates = dict(zip(names, sources, strict=True))
             for part in made.parts:

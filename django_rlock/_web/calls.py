@@ -37,10 +37,10 @@ from django_rlock._web.http import (
 from django_rlock._web.keytemplates import Arguments, KeyTemplate, names_user
 from django_rlock._web.reads import read_unprotected, unread_user, watched
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
-from django_rlock.locks import BaseLock, Duration, rlock
+from django_rlock.locks import BaseLock, Duration, named_lock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
-from django_rlock.locks.options import UNSET, KindName
+from django_rlock.locks.options import UNSET, KindName, completed
 from django_rlock.locks.release import is_to_be_checked, open_databases
 from django_rlock.locks.transactions import Section, ensure_owned, value
 from django_rlock.settings import AliasSettings, parsed_entry
@@ -279,7 +279,10 @@ class LockedCall:
                 names = await self._anames(request, args, kwargs, read)
             except NobodyError as error:
                 return await sync_to_async(self._login)(error, request, args)
-            lock = self._lock(request, names)
+            if parsed_entry(self.options.using).key_function is None:
+                lock = self._lock(request, names)
+            else:  # which may read the tenant from the connection of the thread
+                lock = await sync_to_async(self._lock)(request, names)
             section = Section(lock)
             instances = read and read_unprotected(read)
             try:
@@ -386,6 +389,8 @@ class LockedCall:
     def _lock(self, request: Any, names: Names) -> BaseLock:
         """The lock for these names. Locks are stateless, so it is kept for calls with the same names."""
         settings = parsed_entry(self.options.using)
+        if settings.key_function is not None:
+            names = tuple([(completed(settings, [name])[0], source) for name, source in names])
         if not self._keeps_locks:
             return self._new_lock(request, names, settings)
         kept = self._kept
@@ -407,7 +412,7 @@ class LockedCall:
         elif wait_time is UNSET:
             # A caller that handles a taken lock does not want to wait forever.
             wait_time = 0 if options.on_locked == "skip" or callable(options.on_locked) else None
-        lock = rlock(
+        lock = named_lock(
             *[name for name, _ in names],
             wait_time=wait_time,
             lease_time=options.lease_time,

@@ -9,7 +9,7 @@ from django_rlock.locks.counters import CountDownLatch
 from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.multi import MultiLock
-from django_rlock.locks.options import Duration, KindName, LockOptions, limited_kind
+from django_rlock.locks.options import CompleteName, Duration, KindName, LockOptions, completed, limited_kind
 from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackoff, FencedLock, RLock, SpinLock
 from django_rlock.locks.readwrite import LimitedLock, Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
@@ -36,6 +36,7 @@ __all__ = [
     "Semaphore",
     "SpinLock",
     "WriteLock",
+    "named_lock",
     "rlock",
 ]
 
@@ -100,6 +101,7 @@ def rlock(
     ``at_least``, ``until_commit`` and further options are those of the lock classes. With ``permits``, that many owners
     may hold each lock at once (see ``LimitedLock``). Raises ValueError for an unknown kind or without a name, and
     ImproperlyConfigured for a bad alias, or for a kind that the alias does not support: with NODES only RedLock works.
+    If the alias has a KEY_FUNCTION, it completes the names, now and in this thread or task.
     """
     if not names:
         if "name" in options:
@@ -108,6 +110,8 @@ def rlock(
     if not isinstance(using, str):
         raise unknown_alias(using)
     options_of_alias = parsed_entry(using)
+    if options_of_alias.key_function is not None:
+        names = completed(options_of_alias, names)
     # The alias's own kind cannot limit its owners, so the number alone chooses the kind.
     if permits is not None:
         kind = limited_kind(kind)
@@ -131,3 +135,11 @@ def rlock(
     if len(names) == 1:
         return KINDS[chosen](names[0], using=using, **times, **options)
     return MultiLock(*(KINDS[chosen](name, using=using, **options) for name in names), **times)
+
+
+def named_lock(*names: str, using: str, **options: Any) -> BaseLock:
+    """As ``rlock()``, for names that KEY_FUNCTION has completed already, such as names in reports and messages."""
+    if parsed_entry(using).key_function is not None:
+        names = tuple(map(CompleteName, names))
+    made: BaseLock = rlock(*names, using=using, **options)
+    return made

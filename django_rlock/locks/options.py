@@ -8,9 +8,12 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
 from django_rlock._core.callbacks import log
 from django_rlock._redis import keys
-from django_rlock.settings import LONGEST
+from django_rlock.settings import LONGEST, AliasSettings
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -186,3 +189,26 @@ def checked_text(what: str, value: object) -> str:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+class CompleteName(str):
+    """A lock's name that KEY_FUNCTION has made."""
+
+    __slots__ = ()
+
+
+def completed(settings: AliasSettings, names: Iterable[str]) -> tuple[str, ...]:
+    """The names of locks of an alias with a KEY_FUNCTION, completed by it. Raises ImproperlyConfigured if it cannot be
+    imported."""
+    function = settings.key_function
+    if function is None:
+        return tuple(names)
+    if isinstance(function, str):
+        try:
+            function = import_string(function)
+        except ImportError as error:
+            raise ImproperlyConfigured(f"RLOCK[{settings.alias!r}]['KEY_FUNCTION']: {error}") from error
+    return tuple([str(name) if isinstance(name, CompleteName) else function(name) for name in names])

@@ -173,7 +173,7 @@ class hold:  # noqa: N801 - read as a verb
         await self._lock.arelease()
 
     def _refused(self) -> str:
-        found = [info for name in self._names if (info := lock_info(name, self._using)) is not None]
+        found = [info for name in self._names if (info := _info(name, self._using)) is not None]
         return f"hold() could not acquire locks that are already held: {_listed(found) or ', '.join(self._names)}"
 
 
@@ -184,13 +184,17 @@ def _beside_the_loop(function: Callable[..., T], *args: Any) -> T:
 
 def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
     """Raise AssertionError unless the lock is held, by any owner; LockUnavailableError as ``lock_info()`` does."""
-    if lock_info(name, using) is None:
+    if _info(name, using) is None:
         raise AssertionError(f"Lock {name!r} is not locked.")
+
+
+def _info(name: str, using: str) -> LockInfo | None:
+    return lock_info(rlock(name, using=using).name, using)
 
 
 def assert_not_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
     """Raise AssertionError naming the holder if the lock is held; LockUnavailableError as ``lock_info()`` does."""
-    if (found := lock_info(name, using)) is not None:
+    if (found := _info(name, using)) is not None:
         raise AssertionError(f"The lock is held: {_listed([found])}")
 
 

@@ -77,6 +77,8 @@ def test_a_process_keeps_a_hundred_connections_unless_it_is_told_another_number(
         ("CACHE", ["default"], "must be a string"),
         ("NODES", [["default"], {}], "a list of CACHES aliases"),
         ("KEY_PREFIX", {}, "must be a string"),
+        ("KEY_FUNCTION", 5, "None, a function that gets a lock's name, or its dotted path"),
+        ("KEY_FUNCTION", "by_tenant", "or its dotted path"),
         ("REPLICA_ACKS", ["all"], "a number of replicas, 'majority' or 'all'"),
         ("REPLICA_ACKS", {}, "a number of replicas, 'majority' or 'all'"),
         ("LOCKED_STATUS", [423], "one of 423, 409, 429, 503"),
