@@ -406,7 +406,7 @@ class LockInfo:
 
     @property
     def other_holders(self) -> int:
-        return len(self.holders) - 1
+        return max(0, len(self.holders) - 1)  # a hot lock is often free
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ from django import template
 from django.contrib.admin.utils import quote as quote_pk
 from django.contrib.auth import get_user_model
 from django.urls import NoReverseMatch, reverse
-from django.utils.formats import get_format, localize
+from django.utils.formats import date_format, get_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
@@ -72,9 +72,10 @@ def left(seconds: float | None, until: float | None = None) -> str:
 
 @register.filter
 def moment(timestamp: float | None) -> str:
-    """A time of the server's clock, in the project's time zone."""
+    """A time of the server's clock, in the project's time zone, to the second: an incident is put together by
+    seconds."""
     found = local_time(timestamp)
-    return "–" if found is None else localize(found)
+    return "–" if found is None else f"{date_format(found)} {found:%H:%M:%S} {found.tzname()}"
 
 
 @register.simple_tag

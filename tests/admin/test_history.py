@@ -7,8 +7,11 @@ import pytest
 import redis
 from django.core.management import call_command
 from django.test import Client
+from django.utils import translation
+from pytest_django import Settings
 
 from django_rlock import rlock
+from django_rlock.templatetags.rlock import moment
 from tests.admin.pages import FORCE, HISTORY, HISTORY_JSON, LIST, detail, target, text
 from tests.admin.test_pages import XSS
 from tests.conftest import OwnServer
@@ -34,6 +37,14 @@ def test_a_release_in_the_admin_is_remembered_with_user_and_reason(operator: Cli
     assert event["reason"] == "stuck <since> noon"
     assert len(event["client"]) == 8
     assert event["whom"].startswith(f"web-1 pid {web.pid}, shop.tasks.report 5f0c9e1e, for ")
+
+
+def test_times_have_seconds_and_the_zone(settings: Settings) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert moment(1795847772.9) == "Nov. 28, 2026 07:36:12 CET"
+    with translation.override("zh-hans"):
+        assert moment(1795847772.9) == "2026年11月28日 07:36:12 CET"
+    assert moment(None) == moment(1e300) == "–"
 
 
 def test_so_is_one_by_the_command(operator: Client, past: Past) -> None:

@@ -91,6 +91,7 @@ def test_a_lock_that_is_no_longer_hot_is_not_reported(past: Past, redis_client: 
     assert lock_info("stock:42") is None
     [listed] = Overview({}).locks
     assert (listed.name, listed.state, listed.holders) == ("stock:42", LockState.HOT, ())
+    assert listed.other_holders == 0
     past.publish(11.0)
     past.publish(17.0)
     assert not report_of(redis_client)
