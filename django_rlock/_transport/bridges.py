@@ -6,7 +6,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import faulthandler
+import gc
 import linecache
+import math
 import queue
 import re
 import selectors
@@ -51,6 +53,8 @@ _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """Of faulthandler."""
 
 _ASGIREF = {"asgiref.sync"}
+_SCOPES = {"anyio._backends._asyncio", "async_timeout"}
+"""Modules with objects whose blocks are cancelled at a ``deadline``, besides asyncio's own."""
 _POOLS = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
 _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
 """Callbacks by which asyncio links a future to the future that it stands for."""
@@ -181,7 +185,7 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
         each, crossed, sure = todo.pop()
         if each is current and (crossed or sure):
             return True
-        if each in seen or each.done():
+        if each in seen or each.done() or _is_limited(each):
             continue
         seen.add(each)
         future = getattr(each, "_fut_waiter", None)
@@ -193,6 +197,25 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
         todo += [(found, crossed, sure) for found in (*awaited, *_group_of(each)) if isinstance(found, asyncio.Task)]
         todo += [(found, True, True) for found in _run_for(each)]
     return False
+
+
+def _is_limited(task: Task) -> bool:
+    """Whether a suspended task goes on at a time limit, whatever it awaits: as ``asyncio.timeout()`` sets it."""
+    # A coroutine refers to the objects whose blocks it is in.
+    scopes = [getattr(each, "__self__", each) for coro in _coroutines(task) for each in gc.get_referents(coro)]
+    generators = [each.gen for each in scopes if isinstance(each, contextlib._GeneratorContextManager)]  # noqa: SLF001
+    scopes += [each for generator in generators for each in gc.get_referents(generator)]
+    return min(map(_deadline, scopes), default=math.inf) < math.inf
+
+
+def _deadline(scope: Any) -> float:
+    """When a block is cancelled, by the clock of its loop."""
+    deadline: float | None = None
+    if isinstance(scope, asyncio.Timeout):
+        deadline = None if scope.expired() else scope.when()
+    elif type(scope).__module__ in _SCOPES:
+        deadline = getattr(scope, "deadline", None)
+    return math.inf if deadline is None else deadline
 
 
 def _jobs() -> set[Any]:
@@ -291,12 +314,18 @@ def _coroutine_frames(task: Task) -> Iterator[FrameType]:
     if running_loop() is not None and task is asyncio.current_task():
         yield from _stack(sys._getframe())  # noqa: SLF001 - documented
         return
-    coro: Any = task.get_coro()
-    while coro is not None:
+    for coro in _coroutines(task):
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
         if frame is None:
             return
         yield frame
+
+
+def _coroutines(task: Task) -> Iterator[Any]:
+    """The coroutines of a task, from the outermost to the innermost."""
+    coro: Any = task.get_coro()
+    while coro is not None:
+        yield coro
         coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
 
 

@@ -216,6 +216,109 @@ def test_a_task_that_waits_for_a_while_says_where_its_holder_is(redis_client):
     asyncio.run(main())
 
 
+LIMIT = 0.1
+
+
+async def wait_for(awaited):
+    await asyncio.wait_for(asyncio.shield(awaited), LIMIT)
+
+
+async def in_a_timeout(awaited):
+    async with asyncio.timeout(LIMIT):
+        await asyncio.shield(awaited)
+
+
+async def in_a_timeout_of_a_helper(awaited):
+    async with asyncio.timeout(None):
+        await in_a_timeout(awaited)
+
+
+async def in_a_timeout_with_others(awaited):
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(asyncio.shield(awaited))
+
+
+async def by_another_task(awaited):
+    await asyncio.create_task(in_a_timeout(awaited))
+
+
+async def fail_after(awaited):
+    anyio = pytest.importorskip("anyio", reason="anyio is in the dependency group test")
+    with anyio.fail_after(LIMIT):
+        await asyncio.shield(awaited)
+
+
+async def move_on_after(awaited):
+    anyio = pytest.importorskip("anyio", reason="anyio is in the dependency group test")
+    with anyio.move_on_after(LIMIT) as scope:
+        await asyncio.shield(awaited)
+    if scope.cancelled_caught:
+        raise TimeoutError
+
+
+LIMITED = [
+    wait_for, in_a_timeout, in_a_timeout_of_a_helper, in_a_timeout_with_others, by_another_task, fail_after,
+    move_on_after,
+]  # fmt: skip
+
+
+def by_a_task(lock):
+    return asyncio.create_task(aenter(lock))
+
+
+def by_a_job(lock):
+    return asyncio.ensure_future(asyncio.to_thread(enter, lock))
+
+
+@pytest.mark.parametrize("limited", LIMITED)
+@pytest.mark.parametrize("helper", [by_a_task, by_a_job])
+def test_a_holder_that_waits_with_a_limit_is_waited_for(redis_client, limited, helper):
+    async def main() -> str:
+        async with FairLock("stock:42"):
+            helping = helper(FairLock("stock:42"))
+            with pytest.raises(TimeoutError):
+                await limited(helping)
+        return await helping
+
+    assert asyncio.run(main()) == "inside"
+
+
+def test_a_thread_whose_coroutine_waits_with_a_limit_is_waited_for(redis_client):
+    async def inner(job: Future[str]) -> None:
+        with pytest.raises(TimeoutError):
+            await in_a_timeout(asyncio.wrap_future(job))
+
+    with ThreadPoolExecutor(1) as executor:
+        with FairLock("stock:42"):
+            job = executor.submit(enter, FairLock("stock:42"))
+            async_to_sync(inner)(job)
+        assert job.result(UNTIL_SERVED) == "inside"
+
+
+async def in_a_timeout_that_is_over(awaited):
+    async with asyncio.timeout(0) as limit:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        assert limit.expired()
+        await awaited
+
+
+async def in_a_timeout_without_a_limit(awaited):
+    async with asyncio.timeout(None):
+        await awaited
+
+
+@pytest.mark.parametrize("unlimited", [in_a_timeout_that_is_over, in_a_timeout_without_a_limit])
+def test_a_holder_that_waits_without_a_limit_is_not_waited_for(lock, unlimited):
+    async def main() -> None:
+        async with lock:
+            with pytest.raises((RuntimeError, TimeoutError)) as caught:
+                await unlimited(asyncio.create_task(aenter(lock)))
+            assert re.match(WAITS_FOR_ITSELF, str(caught.value.__cause__ or caught.value.__context__ or caught.value))
+
+    asyncio.run(main())
+
+
 def test_the_same_thread_enters_again(lock):
     """Under async_to_sync(), sync_to_async() runs in the thread that waits."""
 
