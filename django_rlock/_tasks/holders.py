@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._redis.keys import is_kept
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 _RENEWED_BY = 0.5
 """The smallest remaining share of a lease while its holder renews it, which happens after each third."""
+WORDS_KEPT = 1.0
+"""How long the description of a holder is used, in seconds."""
+_MOST_WORDS = 1000
+_words: dict[tuple[str, ...], tuple[float, str | None]] = {}
+"""Descriptions of holders, and until when they are used, by alias, lock and owner id."""
 
 
 class TaskHolder(NamedTuple):
@@ -103,9 +109,25 @@ class Holders:
         """The id of a task that holds it; None if that is not known."""
         return next((holder.task_id for holder in self._found or ()), None)
 
-    def describe(self) -> str | None:
-        """A holder of a single lock, in one line, by one round trip; None if unknown."""
-        return INSPECTOR.owner(self._lock, self._owners[0]) if self._owners and len(self._lock.parts) == 1 else None
+    def describe(self, lock_name: str) -> str | None:
+        """A holder of the lock of that name, in one line; None if unknown.
+
+        The words are looked up once a second for each hold: many duplicates may be skipped meanwhile.
+        """
+        now, key = monotonic(), (self._lock.using, lock_name, *(self._owners or ())[:1])
+        expires, words = _words.get(key, (now, None))
+        if expires <= now:
+            words = self._look_up(lock_name)
+            if len(_words) >= _MOST_WORDS:
+                _words.clear()
+            _words[key] = now + WORDS_KEPT, words
+        return words
+
+    def _look_up(self, lock_name: str) -> str | None:
+        if self._owners and len(self._lock.parts) == 1 and (words := INSPECTOR.owner(self._lock, self._owners[0])):
+            return words
+        taken = next((part for part in self._lock.parts if part.name == lock_name), None)
+        return None if taken is None else INSPECTOR.holder(taken)
 
     def frees_the_dead(self) -> bool:
         """Free the holds of ended processes of this machine; returns whether there were any."""

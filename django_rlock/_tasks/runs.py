@@ -294,7 +294,7 @@ class Run:
 
     def _skipped(self, error: LockTimeoutError, found: Holders) -> Skipped | None:
         waited = f" and was not free within {error.waited:.1f} s" if error.waited >= 0.05 else ""
-        other = None if found.first_task else found.describe() or _described(error, self.lock).holder
+        other = None if found.first_task else found.describe(str(error.lock_name))
         self._report(task_skipped, "was skipped: %s", held_by(self.lock.name, found.first_task, other) + waited)
         result = skipped(self.task, self.lock.name, found.first_task)
         if self.delivery is not None and self.options.on_skipped == "stop_chain":
