@@ -187,6 +187,11 @@ def read_acquire_keys(key: str) -> tuple[str, ...]:
     return readwrite_keys(key)[:3]
 
 
+def waiting_side_keys(key: str) -> tuple[str, str]:
+    """State and waiting writers."""
+    return key, writers_key(key)
+
+
 def read_release_keys(key: str) -> tuple[str, str, str]:
     """State, read holds and channel."""
     return key, read_holds_key(key), readwrite_channel(key)

@@ -253,7 +253,12 @@ class Heartbeats:
                 log(logger, logging.INFO, "Left no queue of Java's fair lock %r: %s", call.name, reply)
 
     def at_exit(self) -> None:
-        """Nothing to do: waiters end with their process."""
+        """Leave Java's queues: a release of Java's would notify this process's entry instead of Java's waiters."""
+        self._take_in(monotonic())
+        self._ended += [leave_javas_call(group.lock) for group in self._groups.values() if group.subscriptions]
+        self._groups.clear()
+        if self._ended:
+            run_sync(self._leave_javas())
 
 
 def wake_who_must_ask(waits: Sequence[Wait], state: int) -> None:

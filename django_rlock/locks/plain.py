@@ -15,7 +15,7 @@ from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import FENCED, JAVA_POLL, PLAIN, Kind, L, Named, call_for
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.ownership import fencing_token
-from django_rlock.settings import settings_of
+from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
 # --- plain ------------------------------------------------------------------------------------------------------------
 
@@ -61,6 +61,12 @@ class Plain(Kind[L]):
 
     def channel(self, lock: L) -> str | None:
         return keys.redisson_channel(lock.key)
+
+    def pauses(self, lock: L, left_ms: int, tries: int) -> tuple[float, float]:
+        # Another client may free it without a message, such as Redisson's fair and spin locks by force, or DEL: the
+        # heartbeat notices that.
+        pause, _ = super().pauses(lock, left_ms, tries)
+        return pause, settings_of(lock.using).waiter_alive_time * HEARTBEAT_SHARE
 
     def outside_channels(self, lock: L) -> tuple[str, ...]:
         return (keys.java_queue_channel(lock.key),)

@@ -86,6 +86,15 @@ class Reading(Side):
         # A message meant for one writer must not be used up by a reader.
         return EVERYBODY
 
+    def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
+        # Redisson's writer that becomes a reader sends no message: the heartbeat notices that.
+        pause, _ = super().pauses(lock, left_ms, tries)
+        return pause, settings_of(lock.using).waiter_alive_time * HEARTBEAT_SHARE
+
+    def heartbeat(self, waiting: Sequence[tuple[_Side, str]], pause: float) -> ScriptCall:
+        lock, _ = waiting[0]
+        return call_for(lock, scripts.READ_HEARTBEAT, keys.waiting_side_keys, int(lock.prefer == "writer"))
+
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
         return call_for(lock, scripts.READ_STATE, keys.side_keys, owner_id)
@@ -133,8 +142,8 @@ class Writing(Side):
 
     def heartbeat(self, waiting: Sequence[tuple[_Side, str]], pause: float) -> ScriptCall:
         lock, asker = waiting[0]
+        both = keys.waiting_side_keys(lock.key)
         alive = settings_of(lock.using).waiter_alive_time  # not for the pause: its heartbeats never come less often
-        both = lock.key, keys.writers_key(lock.key)
         first = int(lock.prefer == "writer")
         return call_for(lock, scripts.WRITE_HEARTBEAT, both, asker, milliseconds(alive), first)
 
@@ -236,6 +245,7 @@ class Limited(Reading):
 
     other = ""
     joins = LIMITED
+    pauses = Kind.pauses
 
     def begin(self, candidate: Candidate, now: float) -> None:
         """There is no other side."""

@@ -5,10 +5,12 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from uuid import UUID
 
 import pytest
 
 from django_rlock import FairLock, RLock
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, java_queue_keys
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
 from tests.processes import ROOT, ClientProcess, RemoteError
 
@@ -343,3 +345,16 @@ def test_end_with_an_unreachable_server_is_quick(own_server):
         process.end()
         assert time.monotonic() - started < 15  # a connection is made, which takes socket_timeout (5 s) at the most
         server.resume()
+
+
+@pytest.mark.parametrize("kind", ["rlock", "fair"])
+def test_process_that_ends_leaves_javas_queue(start, redis_client, kind):
+    """A release of Java's fair lock notifies only the first entry, which would be that of a process that has ended."""
+    redis_client.hset(KEY, f"{UUID(int=5, version=4)}:7", 1)
+    redis_client.pexpire(KEY, 600_000)
+    _, waiters, deadlines = java_queue_keys(KEY)
+    process = start(PATIENT)
+    process.begin(f"lock('stock:42', {kind!r}).acquire()")
+    eventually(lambda: redis_client.lrange(waiters, 0, -1) == [JAVA_QUEUE_ENTRY])
+    process.end()
+    assert not redis_client.exists(waiters, deadlines), "without a wait for the end of its alive time"

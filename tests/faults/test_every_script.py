@@ -41,13 +41,14 @@ READ_ONLY = {
     scripts.LOCK_STATE,
     scripts.LOCK_HOLDERS,
     scripts.READ_STATE,
+    scripts.READ_HEARTBEAT,
     scripts.WRITE_STATE,
     scripts.COUNTER_READ,
     scripts.PERMIT_STATE,
     scripts.LATCH_PASS,
     scripts.TASK_READ,
 }
-READING = {"exists", "get", "hget", "hkeys", "hmget", "pttl", "zcard", "zscore"}
+READING = {"exists", "get", "hget", "hkeys", "hmget", "pttl", "zcard", "zcount", "zscore"}
 PASSES = re.compile(rf"{STAYS.pattern}|rlock_(drained:|process)")
 """Keys that say nothing of who holds what."""
 

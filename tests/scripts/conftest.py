@@ -49,7 +49,7 @@ OTHER_KEYS = {
     "read_state": [KEY, READS],
     "write_acquire": [KEY, READS, WRITERS, RW_CHANNEL],
     "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
-    "write_heartbeat": [KEY, WRITERS],
+    **{key: [KEY, WRITERS] for key in ("read_heartbeat", "write_heartbeat")},
     "write_withdraw": [WRITERS, RW_CHANNEL],
     "task_read": list(keys.task_keys("rlock:", "id")),
     "task_done": list(keys.task_keys("rlock:", "id")[:1]),

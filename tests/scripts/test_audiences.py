@@ -191,7 +191,7 @@ _POLLED = "the waiters of a RedLock poll"
 _TASKS = "nobody waits for it: workers and senders look when they have a message"
 TELLS_NOBODY: dict[Script, str] = {
     **dict.fromkeys((scripts.LOCK_STATE, scripts.LOCK_HOLDERS, scripts.READ_STATE, scripts.WRITE_STATE), _READS),
-    **dict.fromkeys((scripts.COUNTER_READ, scripts.PERMIT_STATE, scripts.LATCH_PASS), _READS),
+    **dict.fromkeys((scripts.READ_HEARTBEAT, scripts.COUNTER_READ, scripts.PERMIT_STATE, scripts.LATCH_PASS), _READS),
     **dict.fromkeys((scripts.RLOCK_ACQUIRE, scripts.RLOCK_WAIT, scripts.FENCED_ACQUIRE, scripts.FENCED_WAIT), _TAKES),
     **dict.fromkeys((scripts.READ_ACQUIRE, scripts.LIMITED_ACQUIRE, scripts.MULTI_ACQUIRE), _TAKES),
     **dict.fromkeys((scripts.SEMAPHORE_ACQUIRE, scripts.SEMAPHORE_DRAIN, scripts.PERMIT_ACQUIRE), _TAKES),

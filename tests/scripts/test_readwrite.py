@@ -418,6 +418,23 @@ def test_waiting_writer_keeps_new_readers_out(run, redis_client, lock):
     assert read(run, THIRD, yields=0) == "OK"  # and who knows no preference
 
 
+def test_heartbeat_of_readers_finds_what_they_may_enter(run, redis_client):
+    def heartbeat(*, yields: bool) -> int:
+        return run(scripts.READ_HEARTBEAT, int(yields))[0]
+
+    assert heartbeat(yields=True) == 0, "the lock is free"
+    write(run, OTHER)
+    assert heartbeat(yields=True) == 1
+    read(run, OTHER)
+    redis_client.hset(KEY, "mode", "read")
+    redis_client.hdel(KEY, f"{OTHER}:write")
+    assert heartbeat(yields=True) == 0, "its writer has become a reader"
+    write(run, ME, alive=ALIVE_FOR)
+    assert [heartbeat(yields=yields) for yields in (True, False)] == [1, 0], "a writer waits"
+    redis_client.zadd(WRITERS, {ME: 1})
+    assert heartbeat(yields=True) == 0, "that writer is dead"
+
+
 def test_writer_that_withdraws_lets_readers_in_and_keeps_what_it_holds(run, heard, lock):
     read(run, OTHER)
     write(run, ME, alive=ALIVE_FOR)
