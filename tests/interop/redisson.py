@@ -80,7 +80,8 @@ class Address(NamedTuple):
     """Where a client connects: one server, some nodes of a cluster, or the sentinel of a service.
 
     ``watchdog`` is its timeout in milliseconds. ``options`` are other setters of Redisson's configuration and their
-    values, as ``("setSubscriptionMode", "SLAVE")``; the value for ``setNameMapper`` is a prefix.
+    values, as ``("setSubscriptionMode", "SLAVE")``; the value for ``setNameMapper`` is a prefix,
+    and for ``setCodec`` the name of a class.
     """
 
     nodes: tuple[str, ...]

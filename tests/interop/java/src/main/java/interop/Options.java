@@ -37,7 +37,18 @@ final class Options {
             }
             throw new IllegalArgumentException(type.getSimpleName() + "." + value);
         }
+        if (type.getSimpleName().equals("Codec")) {
+            return made(value);
+        }
         return type.isInterface() ? prefixing(value, type) : value;
+    }
+
+    private static Object made(String className) {
+        try {
+            return Class.forName(className).getDeclaredConstructor().newInstance();
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalArgumentException(className, error);
+        }
     }
 
     /** A NameMapper, whose package differs between versions. */
