@@ -123,6 +123,11 @@ class Redisson:
         self._log_read += len(told)
         return told.decode(errors="replace")
 
+    def kill(self) -> None:
+        """Let it die in the middle of what it does."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
     def end(self) -> None:
         self._pipe.close()
         try:
