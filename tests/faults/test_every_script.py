@@ -48,7 +48,7 @@ READ_ONLY = {
     scripts.LATCH_PASS,
     scripts.TASK_READ,
 }
-READING = {"exists", "get", "hget", "hkeys", "hmget", "pttl", "zcard", "zcount", "zscore"}
+READING = {"exists", "get", "hget", "hkeys", "hmget", "pttl", "zcard", "zrange", "zscore"}
 PASSES = re.compile(rf"{STAYS.pattern}|rlock_(drained:|process)")
 """Keys that say nothing of who holds what."""
 

@@ -13,6 +13,6 @@
 local left = redis.call('pttl', KEYS[1])
 local may_enter = left == -2 or redis.call('hget', KEYS[1], 'mode') == 'read'
 if may_enter and ARGV[2] ~= '0' then
-    may_enter = redis.call('zcount', KEYS[2], now_ms(), '+inf') == 0
+    may_enter = tonumber(redis.call('zrange', KEYS[2], -1, -1, 'withscores')[2] or 0) <= now_ms()
 end
 return {ARGV[1], may_enter and 0 or 1, left}
