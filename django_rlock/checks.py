@@ -172,7 +172,7 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
         advice = f"Give locks a separate database: add an entry to CACHES, and name it in {entry}['CACHE']."
         yield _warning("W004", text, advice)
     limit, most = source(options.alias).options.get("socket_timeout"), background_limit(options.alias)
-    if limit is None or limit > most:
+    if (limit or UNSET_TIMEOUT) > most:
         option = "socket_timeout" if is_djangos(settings.CACHES[options.cache]) else "SOCKET_TIMEOUT"
         problem = f"sets no {option}" if limit is None else f"waits too long: {option} is {limit:g} s"
         text = (

@@ -95,10 +95,19 @@ def test_sessions_in_the_locks_cache(own_cache: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "expected"),
-    [(None, "sets no SOCKET_TIMEOUT"), (5.1, "SOCKET_TIMEOUT is 5.1 s"), (5, ""), (0.1, "")],
+    ("lease", "timeout", "expected"),
+    [
+        (30, None, ""),  # 5 s is not more than 5 s
+        (29, None, "sets no SOCKET_TIMEOUT"),
+        (30, 5.1, "SOCKET_TIMEOUT is 5.1 s"),
+        (30, 5, ""),
+        (30, 0.1, ""),
+    ],
 )
-def test_a_reply_may_take_a_sixth_of_the_lease(own_cache: Settings, timeout: float | None, expected: str) -> None:
+def test_a_reply_may_take_a_sixth_of_the_lease(
+    own_cache: Settings, lease: float, timeout: float | None, expected: str
+) -> None:
+    own_cache.RLOCK = {"default": {"CACHE": "locks", "WATCHDOG_TIMEOUT": lease}}
     cache = own_cache.CACHES["locks"] | {"OPTIONS": {} if timeout is None else {"SOCKET_TIMEOUT": timeout}}
     own_cache.CACHES = {**own_cache.CACHES, "locks": cache}
     assert [expected in message.msg for message in found("W005")] == [True] * bool(expected)
@@ -108,10 +117,11 @@ def test_a_reply_may_take_a_sixth_of_the_lease(own_cache: Settings, timeout: flo
 @pytest.mark.parametrize(("timeout", "expected"), [(None, "sets no socket_timeout"), (5.1, "socket_timeout is 5.1 s")])
 def test_the_time_limit_of_djangos_backend(own_cache: Settings, timeout: float | None, expected: str) -> None:
     entry = {"BACKEND": DJANGOS, "LOCATION": "redis://127.0.0.1:1/5"}
+    own_cache.RLOCK = {"default": {"CACHE": "locks", "WATCHDOG_TIMEOUT": 24}}
     entry_with = entry | {"OPTIONS": {} if timeout is None else {"socket_timeout": timeout}}
     own_cache.CACHES = {**own_cache.CACHES, "locks": entry_with}
     assert expected in told("W005")
-    assert "OPTIONS'] = {'socket_timeout': 5" in told("W005")
+    assert "OPTIONS'] = {'socket_timeout': 4" in told("W005")
 
 
 def test_a_shorter_lease_needs_a_shorter_limit(own_cache: Settings) -> None:
@@ -216,5 +226,6 @@ def test_each_id_has_its_place_in_the_documentation() -> None:
 
 def test_a_hint_names_the_place_of_its_id(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setenv("UWSGI_MODULE", "shop.wsgi")
+    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 12}}
     for number in ("W004", "W005", "W006"):
         assert told(number).endswith(f"docs/checks.md#django_rlock{number.lower()}")
