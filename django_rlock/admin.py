@@ -83,7 +83,7 @@ class Target:
     @property
     def log_object(self) -> Lock:
         """The object of an entry in the admin's log. PostgreSQL's texts cannot contain NUL."""
-        return Lock(id=f"{self.using}/{self.name}".replace("\0", "\\0"))
+        return Lock.of(self.using, self.name.replace("\0", "\\0"))
 
 
 @admin.register(Lock)
@@ -190,8 +190,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         form_url: str = "",  # noqa: ARG002 - the signature is Django's
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        using, _slash, name = unquote(object_id).partition("/")
-        obj = Lock(id=f"{using}/{name}")
+        obj = Lock(id=unquote(object_id))
+        using, name = obj.address
         self._require(self.has_view_permission(request, obj))
         lock, timeline, problems, queued = None, None, [], []
         try:
@@ -224,7 +224,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         using, name, owner = request.POST.get("using", ""), request.POST.get("name", ""), request.POST.get("stack", "")
-        obj = Lock(id=f"{using}/{name}")
+        obj = Lock.of(using, name)
         self._require(self.has_view_permission(request, obj) and self.has_view_stack_permission(request, obj))
         if not _shows_stacks(using):
             raise Http404

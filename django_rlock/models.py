@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote, unquote
 
 from asgiref.sync import sync_to_async
 from django.db import models
@@ -15,7 +16,7 @@ from django_rlock.locks.fencing import checked_token, newer_than, stale_token_er
 
 
 class Lock(models.Model):
-    """One lock, as the admin and its log name it: ``<alias>/<name>``. It is never read from a database."""
+    """One lock, as the admin and its log name it: ``<quoted alias>/<name>``. It is never read from a database."""
 
     id = models.CharField(_("alias and name"), primary_key=True, max_length=1000)
 
@@ -31,7 +32,17 @@ class Lock(models.Model):
         verbose_name_plural = _("locks")
 
     def __str__(self) -> str:
-        return self.id.partition("/")[2]
+        return self.address[1]
+
+    @classmethod
+    def of(cls, using: str, name: str) -> Lock:
+        return cls(id=f"{quote(using, safe='')}/{name}")
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """The alias and the name."""
+        using, _slash, name = self.id.partition("/")
+        return unquote(using), name
 
 
 class FencedModel(models.Model):

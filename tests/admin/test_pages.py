@@ -7,9 +7,11 @@ import pytest
 import redis
 from django.contrib.admin.models import LogEntry
 from django.core.management import call_command
+from django.template.loader import render_to_string
 from django.test import Client
 from pytest_django import Settings
 
+from django_rlock import rlock
 from tests.admin.pages import FORCE, HISTORY, HISTORY_JSON, JSON, LIST, METRICS, PROCESSES, detail, rows, target, text
 from tests.conftest import OwnServer
 from tests.eventually import eventually
@@ -249,3 +251,13 @@ def test_a_deadlock_is_shown_with_who_holds_what_and_waits_for_what(operator: Cl
     assert len(operator.get(JSON).json()["locks"][0]["deadlock"]) == 2
     philosophers.part("b")
     assert "rlock-state-deadlock" not in text(operator, LIST)
+
+
+@pytest.mark.parametrize("alias", ["eu/west", "eu%2Fwest", "eu west", "eu_2Fwest"])
+def test_pages_of_an_alias_with_special_characters(operator: Client, settings: Settings, alias: str) -> None:
+    settings.RLOCK = {"default": {}, alias: {"KEY_PREFIX": "other"}}
+    link = render_to_string("admin/django_rlock/lock/link.html", {"using": alias, "name": "stock:1/2"})
+    with rlock("stock:1/2", using=alias):
+        page = text(operator, link.split('"')[1])
+    assert "stock:1/2" in page
+    assert f'name="using" value="{alias}"' in page
