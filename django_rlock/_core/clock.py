@@ -33,15 +33,15 @@ def _suspension_proof() -> int:
 monotonic: Callable[[], float] = partial(time.clock_gettime, _suspension_proof())
 """The time in seconds, since some moment in the past."""
 
-_wall: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_REALTIME)
-
+wall: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_REALTIME)
+"""The wall clock, in seconds. Only its distance from the other clock matters."""
 
 _pretended = 0.0
 
 
 def wall_offset() -> float:
     """How far the wall clock is ahead of this clock, in seconds; it changes only when one of the two jumps."""
-    return _wall() - monotonic() + _pretended
+    return wall() - monotonic() + _pretended
 
 
 def pretend_jump(seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Resources of a process: created once, replaced after a fork and when the settings change, closed at exit.
 
-Modules register their resources here, under one of the STAGES; nothing else in the package hooks into forks, settings
-or the interpreter's exit. Each of these events handles the stages in order, so that the dependencies of a recreated
-object have already been replaced.
+Modules register their resources here, under one of the STAGES; nothing else in the package hooks into forks, restored
+memory, settings or the interpreter's exit. Each of these events handles the stages in order, so that the dependencies
+of a recreated object have already been replaced.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, update_wrapper
 from multiprocessing import parent_process, util
 from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
@@ -39,7 +40,7 @@ EXIT_WITHIN = 2.0
 """How long the interpreter's exit may take because of this package, in seconds."""
 
 _hooks: dict[str, dict[Stage, list[Callable[..., object]]]] = {
-    event: {stage: [] for stage in STAGES} for event in ("fork", "settings", "exit")
+    event: {stage: [] for stage in STAGES} for event in ("fork", "restore", "settings", "exit")
 }
 
 
@@ -47,7 +48,8 @@ class Owned(Generic[T]):
     """An object that a process makes once; ``value`` is the current one.
 
     A forked child makes a new one. So does the process itself when the settings change, unless the value ``outlives``
-    them; ``stop`` then ends the old value. A fork stops nothing: threads and sockets belong to the parent.
+    them; ``stop`` then ends the old value. A fork stops nothing: threads and sockets belong to the parent. A value that
+    ``has_identity`` is also replaced when the process gets another client id.
     """
 
     __slots__ = ("_make", "_stop", "value")
@@ -59,6 +61,7 @@ class Owned(Generic[T]):
         *,
         stop: Callable[[T], object] | None = None,
         outlives_settings: bool = False,
+        has_identity: bool = False,
     ) -> None:
         self._make = make
         self._stop = stop
@@ -66,6 +69,8 @@ class Owned(Generic[T]):
         on_fork(stage, self._renew)
         if not outlives_settings:
             on_changed_settings(stage, self._replace)
+        if has_identity:
+            on_restore(stage, self._replace)
 
     def _renew(self) -> None:
         self.value = self._make()
@@ -102,6 +107,11 @@ def owned_table(stage: Stage, make: Callable[[K], T], stop: Callable[[T], object
 def on_fork(stage: Stage, hook: Callable[[], object]) -> None:
     """Call ``hook`` in a forked child."""
     _hooks["fork"][stage].append(hook)
+
+
+def on_restore(stage: Stage, hook: Callable[[], object]) -> None:
+    """Call ``hook`` in a process whose memory was restored from an image, of which there may be other copies."""
+    _hooks["restore"][stage].append(hook)
 
 
 def on_changed_settings(stage: Stage, hook: Callable[[], object]) -> None:
@@ -203,6 +213,17 @@ def _after_fork() -> None:
     pid = os.getpid()  # last, because other threads of the child continue when they see it
 
 
+# --- restored memory --------------------------------------------------------------------------------------------------
+
+# A platform may store the memory of a process that has loaded the project, and start many copies of it, all with the
+# same process id. The copies must not be one client, or they would enter each other's locks.
+
+
+def note_restored() -> None:
+    """Take another identity, because this process may be one of several copies."""
+    _run("restore")
+
+
 def end(**_: object) -> None:
     """End the resources of this process, before it exits."""
     notice_fork()
@@ -242,6 +263,10 @@ def is_parallel_test_process() -> bool:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+with suppress(ImportError):  # of AWS Lambda's SnapStart
+    from snapshot_restore_py import register_after_restore  # type: ignore[import-not-found]
+
+    register_after_restore(note_restored)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
 atexit.register(end)
 util.register_after_fork(_in_child, _in_child)

@@ -391,7 +391,7 @@ class Reporter:
             self._leaving.set()
 
 
-_reporter: Owned[Reporter] = Owned("reports", Reporter, stop=Reporter.stop)
+_reporter: Owned[Reporter] = Owned("reports", Reporter, stop=Reporter.stop, has_identity=True)
 
 
 def local_report(clock: float) -> dict[str, str]:

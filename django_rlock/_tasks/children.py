@@ -27,7 +27,7 @@ from celery.signals import worker_init, worker_ready
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import on_fork
+from django_rlock._core.process import on_fork, on_restore
 from django_rlock._tasks.holders import free_the_dead
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import RLockError
@@ -187,15 +187,17 @@ def _this_child() -> _Child | None:
     return _child
 
 
-def _after_fork() -> None:
-    """Close the pipe in a process that a child has forked: it must not stay open after the child's end."""
+def _forget_child() -> None:
+    """Close the pipe: in a process that a child has forked, it must not stay open after the child's end; and a child
+    that has another client id tells its parent again."""
     global _child  # noqa: PLW0603
     if _child is not None:
         _child.close()
         _child = None
 
 
-on_fork("holds", _after_fork)
+on_fork("holds", _forget_child)
+on_restore("holds", _forget_child)
 
 
 @worker_init.connect(weak=False)

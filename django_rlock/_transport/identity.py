@@ -1,9 +1,9 @@
 """The owner of a lock: a thread, a task or a greenlet of one process.
 
 In Redis an owner is ``<client id>:<number>``, plus ``:<label>`` if one is set (a Celery task's id). The client id is
-new in every process and after every fork. The number belongs to one attempt to take a lock, and to the hold that it
-takes. In this process an owner has a number for its life. No number is used twice. Thread idents and ``id()`` are not
-used, because the system recycles them.
+new in every process, after every fork, and in every copy of a process whose memory was stored and restored. The number
+belongs to one attempt to take a lock, and to the hold that it takes. In this process an owner has a number for its
+life. No number is used twice. Thread idents and ``id()`` are not used, because the system recycles them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
 
-from django_rlock._core.process import on_fork
+from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
+from django_rlock._core.process import note_restored, on_fork, on_restore
 from django_rlock._core.threads import WeakTable
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -82,6 +83,8 @@ class Owner:
         """Draw the owner id of an attempt: no other attempt has it, so no command that comes late can touch another's
         hold. See rules 8 and 15 of docs/architecture.md.
         """
+        if not -JUMP < wall() - monotonic() - _process.clocks < JUMP:  # as has_jumped(), without a call
+            _notice_restore()
         self.owner_id = owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
         return owner_id
 
@@ -115,16 +118,50 @@ class _Life:
 
 
 class _Process:
-    """State that a forked child must not share with its parent."""
+    """State that a forked child must not share with its parent. ``clocks`` is the distance of the clocks at which the
+    client id is known to be this process's alone.
+
+    The client id is drawn when it is first needed: a platform may store the memory of a process that has only loaded
+    the project, and start several copies of it.
+    """
+
+    client_id: str
 
     def __init__(self) -> None:
-        random = str(uuid.UUID(bytes=os.urandom(16), version=4))
-        # Version 8 lets scripts distinguish our clients from Redisson's, which use random UUIDs of version 4.
-        self.client_id = f"{random[:14]}8{random[15:]}"
         self.numbers = itertools.count(1)
         self.threads = threading.local()
         self.owners: WeakTable[Owner] = WeakTable()
         """The owners for tasks and greenlets."""
+        self.clocks = wall_offset()
+
+    def __getattr__(self, name: str) -> str:
+        if name != "client_id":
+            raise AttributeError(name)
+        random = str(uuid.UUID(bytes=os.urandom(16), version=4))
+        # Version 8 lets scripts distinguish our clients from Redisson's, which use random UUIDs of version 4.
+        drawn: str = self.__dict__.setdefault(name, f"{random[:14]}8{random[15:]}")  # the same for all threads
+        return drawn
+
+    def draw_again(self) -> None:
+        """Have the client id drawn anew."""
+        self.__dict__.pop("client_id", None)
+        self.clocks = wall_offset()  # last, so that other threads that see the jump do not use the former client id
+
+
+class Use:
+    """Whether this process holds locks or waits for them; ``holds`` registers itself."""
+
+    is_idle: Callable[[], bool] = staticmethod(lambda: True)
+
+
+def _notice_restore() -> None:
+    """Take a new client id after a jump of a clock, if nothing depends on the present one.
+
+    Restored memory has clocks that jump: the wall clock has continued, and the other one has not. A pause of the
+    machine looks the same, and a new client id does no harm then.
+    """
+    if has_jumped(_process.clocks) and Use.is_idle():
+        note_restored()
 
 
 running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
@@ -159,7 +196,7 @@ _calls_for_owners: set[CodeType] = set()
 
 
 def client_id() -> str:
-    """This process's id in Redis: 36 characters, new after a fork."""
+    """This process's id in Redis: 36 characters, drawn at its first use, and anew after a fork or a restore."""
     return _process.client_id
 
 
@@ -170,6 +207,8 @@ def new_number() -> int:
 
 def new_request() -> str:
     """A name for a request to a server; it is never used twice."""
+    if not -JUMP < wall() - monotonic() - _process.clocks < JUMP:
+        _notice_restore()
     return f"{_process.client_id}:{new_number()}"
 
 
@@ -258,7 +297,12 @@ def _after_fork() -> None:
     _process = _Process()
 
 
+def _after_restore() -> None:
+    _process.draw_again()
+
+
 on_fork("identity", _after_fork)
+on_restore("identity", _after_restore)
 
 
 BRIDGE: Any = SyncToAsync.threadlocal

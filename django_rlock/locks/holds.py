@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
-from django_rlock._transport.identity import Owner
+from django_rlock._transport.identity import Owner, Use
 from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.records import Hold, Key, Wait, key_of
 
@@ -248,3 +248,4 @@ def _after_fork() -> None:
 
 
 on_fork("holds", _after_fork)
+Use.is_idle = lambda: not HOLDS.table and not WAITS

@@ -17,6 +17,7 @@ from typing import Any
 from django_rlock._core import callbacks, threads
 from django_rlock._core.callbacks import log, post
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
+from django_rlock._core.process import on_restore
 from django_rlock._core.text import printable
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
@@ -45,6 +46,7 @@ LATE_AT_ONCE = 20 * AT_ONCE
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
 ANSWER_WITHIN = 1.0
 """How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
+RESTORED = "the memory of the process was restored from an image, of which there may be other copies"
 FREED = "another owner or an operator freed it, or the server lost it"
 
 
@@ -342,4 +344,11 @@ def _call_back(hold: Hold) -> None:
             logger.exception("The on_lost callback of %s %r failed.", hold.noun, printable(lock.name))
 
 
+def _lose_all() -> None:
+    """Lose the holds of the process from whose memory this one was restored: all copies would have them."""
+    for hold in HOLDS.snapshot():
+        lose(hold, RESTORED)
+
+
 add_job(Renewals, first=True)
+on_restore("holds", _lose_all)
