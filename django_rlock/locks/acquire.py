@@ -6,10 +6,13 @@ renewed; anything else that may have been granted is undone in the background, u
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from django_rlock import signals
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._redis.scripts import OK
 from django_rlock._transport.bridges import whereabouts
 from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall
@@ -17,7 +20,7 @@ from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
 from django_rlock.locks.attempt import Attempt
-from django_rlock.locks.holds import HOLDS, INSPECTOR
+from django_rlock.locks.holds import HOLDS, INSPECTOR, WAITS
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
 from django_rlock.locks.records import Hold, Key, calling_line, key_of
@@ -25,6 +28,11 @@ from django_rlock.locks.release import check_keep, finish_later, release_at_job_
 from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
 from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch
 from django_rlock.settings import QUORUM_KIND, AliasSettings, settings_of
+
+ANSWER_WITHIN = 1.0
+"""How long an error waits for the name of the lock's holder, in seconds."""
+SHARED_FOR = 1.0
+"""How long such a name is used for the errors of other callers, in seconds."""
 
 
 class AcquireRequest:
@@ -108,10 +116,50 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
 
 async def _timed_out(driver: Driver, request: AcquireRequest, waited: float) -> LockTimeoutError:
     lock, left_ms = request.failed.lock, request.failed.left_ms
-    holder = await driver.call(describe_holder, lock) if request.logs else None
+    holder = await driver.call(known_holder, lock, monotonic() + ANSWER_WITHIN) if request.logs else None
     return LockTimeoutError(
         lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
     )
+
+
+def known_holder(lock: Named, until: float) -> str | None:
+    """The holder in one line, if that is known by the monotonic time ``until``. A look-up takes several round trips,
+    and a crowd often gives up at once; so the look-up for one caller serves all that give up within a second."""
+    held = [hold.owner_id for hold in HOLDS.held_against(lock)]
+    key = lock.using, lock.name, lock._kind.scope
+    known = WAITS.lookups.get(key)
+    if known is None or known.began < monotonic() - SHARED_FOR or known.held != held:
+        if len(WAITS.lookups) >= MOST_KEPT:
+            WAITS.lookups.clear()
+        known = WAITS.lookups[key] = HolderLookup(lock, held)
+    return known.result(until)
+
+
+class HolderLookup:
+    """The description of a lock's holder, which the first caller looks up for the others. ``held`` are the owner ids of
+    this process's holds against the lock."""
+
+    __slots__ = ("_ended", "_lock", "_once", "_text", "began", "held")
+
+    def __init__(self, lock: Named, held: Sequence[str]) -> None:
+        self._lock = lock
+        self._once = threads.SingleInstance()
+        self._ended = threads.AutoResetEvent()
+        self._text: str | None = None
+        self.held = held
+        self.began = monotonic()
+
+    def result(self, until: float) -> str | None:
+        if monotonic() >= until:  # in asyncio, the threads for such calls were busy
+            return self._text
+        if self._once.enter():
+            try:
+                self._text = describe_holder(self._lock)
+            finally:
+                self._ended.set()
+        elif self._ended.wait(until - monotonic()):
+            self._ended.set()  # for the next caller
+        return self._text
 
 
 def describe_holder(lock: Named) -> str | None:

@@ -194,6 +194,8 @@ class Waits:
 
     def __init__(self) -> None:
         self._table: dict[int, Wait] = {}
+        self.lookups: dict[tuple[str, str, str], Any] = {}
+        """The look-ups of holders for callers that gave up; see ``acquire``."""
 
     def add(self, wait: Wait) -> None:
         self._table[id(wait)] = wait
@@ -217,6 +219,7 @@ class Waits:
 
     def clear(self) -> None:
         self._table.clear()
+        self.lookups.clear()
 
 
 class Newcomers:
