@@ -31,6 +31,7 @@ from django_rlock._web.calls import Options
 from django_rlock._web.decorator import OPERATIONS, PLACES, TEMPLATES, Decorator, without_a_template
 from django_rlock._web.http import import_views
 from django_rlock._web.keytemplates import Arguments, check_converters, check_names
+from django_rlock.locks.places import first_alias
 from django_rlock.settings import DEFAULT_ALIAS, AliasSettings, get_aliases, get_settings, server_aliases, unknown_alias
 
 logger = logging.getLogger("django_rlock.checks")
@@ -52,7 +53,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     NODES. W002: fewer than three NODES. W003: fewer connections than threads, as far as the environment and the
     settings show. W007: views wait longer than the lock of a dead holder lasts. W008: RLOCK has no ``default``. W010:
     RLOCK names no server for locks, and the default cache has no Redis. W011: other users may replace the folder of the
-    embedded server.
+    embedded server. W013: two aliases share their locks, but differ in an option of the queue.
     """
     errors: list[CheckMessage] = [
         _warning("W010", str(error), "With --deploy, this is an error.")
@@ -60,7 +61,10 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         else _error("E001", str(error), "Correct RLOCK or CACHES.")
         for error in _refusals()
     ]
-    return errors or [*_no_default(), *(found for alias in get_aliases() for found in _doubts(get_settings(alias)))]
+    if errors:
+        return errors
+    doubts = (found for alias in get_aliases() for found in _doubts(get_settings(alias)))
+    return [*_no_default(), *_different_twins(), *doubts]
 
 
 def check_deployment(**_: Any) -> list[CheckMessage]:
@@ -109,6 +113,24 @@ def _no_default() -> Iterator[CheckMessage]:
         text = f"RLOCK has no {DEFAULT_ALIAS!r}: code that names no alias uses CACHES['default'], with default options."
         advice = f"If this is intended, add {DEFAULT_ALIAS!r}: {{}} to RLOCK; otherwise rename the intended alias."
         yield _warning("W008", text, advice)
+
+
+_OF_LOCKS = "KIND", "CLAIM_TIME", "WAITER_ALIVE_TIME"
+"""The options that describe a lock and its queue; the others describe one use of the lock."""
+
+
+def _different_twins() -> Iterator[CheckMessage]:
+    for alias in get_aliases():
+        first, own = get_settings(first_alias(alias)), get_settings(alias)
+        pairs = {name: [getattr(each, name.lower()) for each in (first, own)] for name in _OF_LOCKS}
+        found = {name: values for name, values in pairs.items() if values[0] != values[1]}
+        if found:
+            differences = "; ".join(f"{name} is {one!r} and {other!r}" for name, (one, other) in found.items())
+            text = (
+                f"RLOCK[{first.alias!r}] and RLOCK[{alias!r}] share their locks: they have the same server, database "
+                f"and prefix. But {differences}."
+            )
+            yield _warning("W013", text, "Set the same values, or another KEY_PREFIX for one of them.")
 
 
 def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:

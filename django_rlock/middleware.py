@@ -25,7 +25,7 @@ from django_rlock._web.http import LOCK_ERRORS, answer, reported, route_of
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import Hold, context
+from django_rlock.locks.records import Hold, Work, context
 from django_rlock.locks.transactions import given_back_later
 
 logger = logging.getLogger("django_rlock.middleware")
@@ -108,7 +108,7 @@ def _answered(request: HttpRequest, response: HttpResponseBase) -> HttpResponseB
     return response if error is None else answer(request, error)
 
 
-def _release_left(about: dict[str, str]) -> None:
+def _release_left(about: Work) -> None:
     for lock, owner in _left(thread_owner(), about):
         try:
             run_flow(lock._release_for, (blocking_driver(lock), owner))  # noqa: SLF001
@@ -116,7 +116,7 @@ def _release_left(about: dict[str, str]) -> None:
             _tell_failure(failure, about)
 
 
-async def _arelease_left(about: dict[str, str]) -> None:
+async def _arelease_left(about: Work) -> None:
     for lock, owner in _left(task_owner(), about):
         try:
             await lock._release_for(awaited_driver(lock), owner)  # noqa: SLF001
@@ -124,7 +124,7 @@ async def _arelease_left(about: dict[str, str]) -> None:
             _tell_failure(failure, about)
 
 
-def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner]]:
+def _left(owner: Owner, about: Work) -> Iterator[tuple[BaseLock, Owner]]:
     """The locks that were taken during a request and are still held, by the given owner or by a task that has ended; a
     lock comes once for each hold.
 
@@ -139,7 +139,7 @@ def _left(owner: Owner, about: dict[str, str]) -> Iterator[tuple[BaseLock, Owner
             yield from [(lock, hold.owner)] * left
 
 
-def _tell_left(hold: Hold, about: dict[str, str]) -> None:
+def _tell_left(hold: Hold, about: Work) -> None:
     log(
         logger,
         logging.WARNING,
@@ -151,7 +151,7 @@ def _tell_left(hold: Hold, about: dict[str, str]) -> None:
     )
 
 
-def _tell_failure(failure: RLockError, about: dict[str, str]) -> None:
+def _tell_failure(failure: RLockError, about: Work) -> None:
     log(logger, logging.WARNING, "After %r: %s", about["route"], failure)
 
 

@@ -82,6 +82,26 @@ def databases(cache: Mapping[str, Any]) -> set[tuple[str, str]]:
     return set(map(database_named, named))
 
 
+def primary_database(cache: Mapping[str, Any]) -> str | None:
+    """The database of an entry's primary, equal for entries that reach the same one; None if that is not known."""
+    options = _mapping(cache.get("OPTIONS"))
+    url = next(locations(cache), "")
+    if not url or not is_well_formed(url):
+        return None
+    given = options if is_djangos(cache) else _mapping(options.get("CONNECTION_POOL_KWARGS"))
+    # Behind sentinels, a URL has the name of a service instead of an address; and a project's own class may connect
+    # to anything.
+    beside = [f"{key}={options[key]!r}" for key in sorted({"SENTINELS", *_OWN_CONNECTIONS} & options.keys())]
+    if not _is_usual(cache):
+        beside.append(str(cache.get("BACKEND")))
+    return " ".join(["/".join(database_named({**given, **_named_by(url)})), *beside])
+
+
+def database_at(url: str) -> str | None:
+    """The same for a URL."""
+    return "/".join(database_named(_named_by(url))) if url.startswith(SCHEMES) and is_well_formed(url) else None
+
+
 def _named_by(url: str) -> Mapping[str, Any]:
     options: Mapping[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     return options

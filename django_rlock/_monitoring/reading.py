@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import redis
 from django.conf import settings as django_settings
-from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ClusterCrossSlotError
 
 from django_rlock._core import threads
@@ -51,6 +50,7 @@ from django_rlock._transport.cluster import ClusterClient
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.servers import SERVER_ERRORS, get_client, node_client
 from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
+from django_rlock.locks.places import PLACES
 from django_rlock.settings import get_aliases, get_settings, is_url, server_aliases
 
 # The limits below keep a page fast beside planted values, and beside more processes than any project has.
@@ -480,12 +480,4 @@ def listed_aliases(first: str | None = None) -> list[str]:
     Aliases with an invalid entry are included: reading their locks raises ImproperlyConfigured.
     """
     aliases = get_aliases() if first is None else [first, *get_aliases()]
-    return sorted({_locks_identity(alias): alias for alias in reversed(aliases)}.values())
-
-
-def _locks_identity(alias: str) -> tuple[object, str]:
-    try:
-        options = get_settings(alias)
-    except ImproperlyConfigured:
-        return None, alias
-    return options.nodes or options.cache, options.key_prefix
+    return sorted({PLACES.value[alias]: alias for alias in reversed(aliases)}.values())

@@ -33,7 +33,7 @@ from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Group
 from django_rlock.locks.records import Hold
-from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past
+from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past, origin
 from django_rlock.settings import get_settings
 
 # --- hot locks --------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def hot_locks(recent: Sequence[Hold], since: float, now: float) -> list[HotLock]
         since = max(since, recent[0].since)  # the deque has dropped earlier holds
     by_name: dict[tuple[str, str], list[Hold]] = defaultdict(list)
     for held in recent:
-        by_name[held.key[0], held.key[1]].append(held)
+        by_name[held.lock.using, held.lock.name].append(held)
     rates = Counter({lock: len(holds) / (now - since) for lock, holds in by_name.items()})
     return [
         HotLock(*lock, rate, _last_of_each(by_name[lock]))
@@ -165,9 +165,9 @@ class Recents:
     def take(self, held: Iterable[Hold], waits: Iterable[Past], now: float) -> None:
         """Remember holds and waits that have ended."""
         for each in held:
-            self._touch((each.key[0], each.key[1]), now).holds.append(_past_of(each))
+            self._touch((each.lock.using, each.lock.name), now).holds.append(_past_of(each))
         for wait in waits:
-            self._touch((wait.key[0], wait.key[1]), now).waits.append(wait)
+            self._touch(wait.key[:2], now).waits.append(wait)
         self._forget(now)
 
     def take_events(self, events: Sequence[Event], now: float) -> None:
@@ -238,7 +238,7 @@ def _field_of(lock: LockId) -> str:
 
 def _past_of(held: Hold) -> Past:
     lasted = held.ended - held.since
-    return Past(lasted, held.ended, held.key, held.caller_name, held.context, held.lost)
+    return Past(lasted, held.ended, origin(held.lock, held.key), held.caller_name, held.context, held.lost)
 
 
 def _described(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:

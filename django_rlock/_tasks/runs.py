@@ -30,7 +30,7 @@ from django_rlock._transport.identity import thread_owner
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, INSPECTOR
-from django_rlock.locks.records import Hold, context
+from django_rlock.locks.records import Hold, Work, context
 from django_rlock.locks.transactions import given_back_later
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
@@ -421,12 +421,12 @@ class _Surroundings:
         self._outside = locks_held.get({}), context.get(), owner.label
         task, lock, options = run.task, run.lock, run.options
         self._inside = {**self._outside[0], task.name: lock}
-        self._about: dict[str, str] | None = None
+        self._about: Work | None = None
         self._label = ""
         if task_id := run.task_id:
             self._label = f":{label(task_id, run.mark)}"
             if get_settings(options.using).record_context:
-                self._about = {"task": str(task.name), "task_id": task_id}
+                self._about = Work({"task": str(task.name), "task_id": task_id})
         self._note = note_of(task_id, lock, options.kind)
         self.is_entered = False
 

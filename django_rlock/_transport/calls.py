@@ -78,8 +78,8 @@ def keys_of(of: KeysOf | tuple[str, ...], key: str) -> tuple[str, ...]:
 class Template:
     """What is common to the calls of a script for all locks: all arguments but the first, and which keys it has.
 
-    ``of`` returns these for a lock's key; or it is the keys themselves, for a template that is used once. Then ``end``,
-    what follows the first argument, is empty.
+    ``of`` returns these for a lock's key; or it is the keys themselves. ``end`` follows the first argument; it is empty
+    for a template that is used once.
     """
 
     __slots__ = ("around", "end", "of", "rest", "script")
@@ -88,8 +88,12 @@ class Template:
         self.script = script
         self.of = of
         self.rest = rest
-        self.end = b"" if isinstance(of, tuple) else b"\r\n" + pack_words(rest)
+        is_used_once = isinstance(of, tuple) and not isinstance(of, ManyKeys)
+        self.end = b"" if is_used_once else b"\r\n" + pack_words(rest)
         self.around: dict[int, list[bytes]] = {}
+        if isinstance(of, ManyKeys):  # all calls have the first of these keys
+            head = _start(script, len(of), 2 + len(rest)) + of.packed + _NONCE_FOLLOWS
+            self.around[len(of[0].encode()) * (-1 if "{" in of[0] else 1)] = [head]
 
     def add(self, size: int) -> list[bytes]:
         """Pack what is around each place of a key of this size in bytes, up to the nonce. The size is negative for a

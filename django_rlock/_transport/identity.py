@@ -36,11 +36,13 @@ class Owner:
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is its job there.
-    ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock.
+    ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock. ``holds`` are its holds, and
+    perhaps some that have ended (``locks.holds``).
     """
 
     __slots__ = (
         "caller_name",
+        "holds",
         "in_pool",
         "is_alive",
         "is_calling",
@@ -71,6 +73,7 @@ class Owner:
         self.in_pool = thread != 0 and _is_pools(sys._getframe())  # noqa: SLF001 - documented
         self.job = None
         self.is_calling = False
+        self.holds: dict[Any, None] = {}
         self.label = ""
         self.new_id()
 
@@ -105,6 +108,7 @@ class NamedOwner(Owner):
         self.caller_name = self.label = ""
         self.thread, self.task, self.job = 0, None, None
         self.in_pool = self.is_calling = False
+        self.holds = {}
 
     def new_id(self) -> str:
         """The name, which is fixed. A grant that is not wanted ends when its lease expires."""

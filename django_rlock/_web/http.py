@@ -38,7 +38,7 @@ from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavail
 from django_rlock.locks import BaseLock, MultiLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import TransferredHold
-from django_rlock.locks.records import Route, WorkingOn, context
+from django_rlock.locks.records import Route, Work, WorkingOn, context
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ UNREPORTED: AbstractContextManager[Any] = nullcontext()
 """Used instead of ``reported`` outside a request: it reports nothing."""
 
 
-def reported(request: Any) -> AbstractContextManager[dict[str, str]]:
+def reported(request: Any) -> AbstractContextManager[Work]:
     """Name the request in the reports of the locks that are acquired inside the block.
 
     The user is named only if it has been loaded already, because a report is not worth a query.

@@ -23,6 +23,7 @@ from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.holds import HOLDS, INSPECTOR, WAITS
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
+from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, calling_line, key_of
 from django_rlock.locks.release import check_keep, finish_later, release_at_job_end
 from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
@@ -208,10 +209,12 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     # As lease_under() and until(), without calls.
     lease = options.watchdog_timeout if request.lease is None else request.lease
     give_up_at = until = None if request.wait is None else started + request.wait
-    key = key_of(lock, owner)
-    outer = HOLDS.at(key) if HOLDS.table else None
+    key: Key = (PLACES.value[lock.using], lock.name), lock._kind.scope, owner.serial  # as key_of(), without a call
+    outer = HOLDS.table.get(key) if HOLDS.table else None
     # An owner that holds the lock enters again at once, even if others wait: they wait for its last release.
     if outer is not None and not note_loss(outer, started):
+        if outer.lock.using != lock.using:  # the options of the alias that took the lock apply
+            lease = request.lease_under(outer.lock._settings)
         attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
         await _enter_again(lock, attempt, outer, request)
@@ -262,6 +265,8 @@ def _note_taken(
         hold.asker = attempt.asker
     # The watchdog looks for the hold in the table, so it must be there first.
     HOLDS.put(hold)
+    if outer is not None:
+        HOLDS.remove(outer)
     watch(hold)
     waited = attempt.sent_at - started
     if waited >= LONG_WAIT and attempt.was_refused:

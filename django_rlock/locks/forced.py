@@ -23,9 +23,11 @@ from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import AbstractLock, Forced, force_release_call, forced_channel, retire_call
 from django_rlock.locks.mutex import serialized
 from django_rlock.locks.options import RELEASE_PATIENCE
+from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import note_freed, operator
 from django_rlock.locks.watchdog import AT_ONCE, FORCED_RELEASES, FREED, Renewals, free_behind, lose, note_loss, watch
+from django_rlock.settings import get_settings
 
 logger = logging.getLogger("django_rlock.locks")
 watchdog_logger = logging.getLogger("django_rlock.watchdog")
@@ -232,8 +234,15 @@ class ForcedReleaseWatcher:
 
     def _meant(self, heard: set[tuple[str, str]]) -> list[Hold]:
         """The holds that the messages concern."""
+        using = self._worker.using
         heard = {(channel, Forced.parse(message).key) for channel, message in heard}
-        return [hold for hold in HOLDS.snapshot() if hold.lock.using == self._worker.using and _is_meant(hold, heard)]
+        if any(not key for _, key in heard):
+            holds = HOLDS.snapshot()
+        else:
+            place, prefix = PLACES.value[using], get_settings(using).key_prefix
+            spots = {(place, key.removeprefix(prefix)) for _, key in heard}
+            holds = [hold for spot in spots for hold in HOLDS.named(spot)]
+        return [hold for hold in holds if hold.lock.using == using and _is_meant(hold, heard)]
 
     def how_freed(self, hold: Hold) -> str | None:
         """How a hold was freed by force, if a message said so; the last message counts, because earlier ones may be

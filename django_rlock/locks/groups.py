@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeVar
 
 from django_rlock._redis import keys, scripts
@@ -17,6 +17,7 @@ from django_rlock.locks import release
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import FENCED, PLAIN, TOGETHER, AbstractLock, Group, group_of
 from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
+from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.statistics import count_together, reports_release
 from django_rlock.locks.watchdog import free_behind
@@ -39,8 +40,10 @@ class LockGroup:
     __slots__ = (
         "_counted",
         "_fenced",
+        "_freeing",
         "_keys",
         "_sides",
+        "_taking",
         "_to_free",
         "_to_take",
         "divided",
@@ -54,18 +57,21 @@ class LockGroup:
 
     def __init__(self, locks: Iterable[AbstractLock]) -> None:
         self.locks = tuple(locks)
-        self.members = [(lock.using, lock.name, lock._kind.scope) for lock in self.locks]
-        aliases = sorted({using for using, *_ in self.members})
+        aliases = sorted({lock.using for lock in self.locks})
         if len(aliases) > 1:
             raise ValueError(
                 f"One script cannot take locks of several aliases ({', '.join(aliases)}); use a MultiLock."
             )
         (self.using,) = aliases
+        place = PLACES.value[self.using]
+        self.members = [((place, lock.name), lock._kind.scope) for lock in self.locks]
         self.settings = settings_of(self.using)
         self.name = ", ".join([lock.name for lock in self.locks])
         self.divided: list[LockGroup] = []
         self._counted: set[Group] | None = None
         self._keys: tuple[object, list[Key]] = (None, [])
+        self._taking: Template | None = None
+        self._freeing: Template | None = None
         self._pack_keys(self.settings.key_prefix)
 
     def _pack_keys(self, prefix: str) -> None:
@@ -106,7 +112,7 @@ class LockGroup:
         serial, keys = self._keys
         if serial != owner.serial:
             serial = owner.serial
-            keys = [(using, name, scope, serial) for using, name, scope in self.members]
+            keys = [(spot, scope, serial) for spot, scope in self.members]
             self._keys = serial, keys
         return keys
 
@@ -128,7 +134,10 @@ class LockGroup:
             fence_ttl = self.settings.fence_ttl
             args += len(self._fenced), 0 if fence_ttl is None else milliseconds(fence_ttl)
             args += [word for lock in self._sides for word in (lock._kind.joins, lock._kind.condition(lock))]
-        return self._call(scripts.MULTI_ACQUIRE, self._to_take, owner_id, args)
+        rest, template = tuple(args), self._taking
+        if template is None or template.rest != rest:
+            self._taking = template = Template(scripts.MULTI_ACQUIRE, self._to_take, rest)
+        return ScriptCall(self.name, template, self._to_take[0], owner_id)
 
     def tokens_in(self, reply: Sequence[Any]) -> dict[AbstractLock, int]:
         """The tokens in a reply to ``acquire_call``."""
@@ -136,11 +145,13 @@ class LockGroup:
 
     def release_call(self, owner_id: str) -> ScriptCall:
         """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
-        args: list[int | str] = [milliseconds(self.settings.claim_time), *[lock._kind.joins for lock in self._sides]]
-        return self._call(scripts.MULTI_RELEASE, self._to_free, owner_id, args)
-
-    def _call(self, script: scripts.Script, all_keys: ManyKeys, owner_id: str, args: list[int | str]) -> ScriptCall:
-        return ScriptCall(self.name, Template(script, all_keys, tuple(args)), all_keys[0], owner_id)
+        if self._freeing is None:
+            rest: tuple[int | str, ...] = (
+                milliseconds(self.settings.claim_time),
+                *[lock._kind.joins for lock in self._sides],
+            )
+            self._freeing = Template(scripts.MULTI_RELEASE, self._to_free, rest)
+        return ScriptCall(self.name, self._freeing, self._to_free[0], owner_id)
 
 
 def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
@@ -183,13 +194,16 @@ class Grouping:
 
     def keys_of(self, owner: Owner) -> list[Key]:
         """The keys of the owner's holds."""
+        first = self.pieces[0]
+        if len(self.pieces) == 1 and isinstance(first, LockGroup):
+            return first.keys_of(owner)
         keys = [each.keys_of(owner) if isinstance(each, LockGroup) else [key_of(each, owner)] for each in self.pieces]
-        return keys[0] if len(keys) == 1 else list(itertools.chain.from_iterable(keys))
+        return list(itertools.chain.from_iterable(keys))
 
     @property
     def holds_good(self) -> bool:
         """Whether the settings have not changed since it was made."""
-        return list(map(settings_of, self._aliases)) == self._settings
+        return all(map(is_, map(settings_of, self._aliases), self._settings))
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

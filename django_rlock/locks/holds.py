@@ -9,7 +9,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._transport.identity import Owner, Use
 from django_rlock.exceptions import LockNotOwnedError
-from django_rlock.locks.records import Hold, Key, Wait, key_of
+from django_rlock.locks.records import Hold, Key, Spot, Wait, Work, key_of, spot_of
 
 if TYPE_CHECKING:
     from django_rlock.locks.kinds import AbstractLock, Named
@@ -33,16 +33,27 @@ class Before(NamedTuple):
 
 NOTHING = Before()
 
+_NEAR = 1023
+"""The names of locks are divided into this number of parts plus one, a power of two, to find the holds of a name."""
+
 
 class Holds:
-    """Holds by alias, name, scope and owner.
+    """Holds by place, name, scope and owner.
 
     Each entry is written by its owner only, and dict operations are atomic.
+
+    A question about one lock, one owner or one request does not look through the whole table. A hold is also noted with
+    its owner (``Owner.holds``), with the request or task for which it was taken (``Work.holds``), and beside the holds
+    of few other names (``_near``). Only the table decides: a note without an entry is passed over. A hold is noted
+    after its entry is made, and forgotten after its entry is removed. If an interruption comes in between, the code
+    that handles it removes the hold.
     """
 
     def __init__(self) -> None:
         self.table: dict[Key, Hold] = {}
-        """Read by others only to see whether anything is held, without a call."""
+        """Read by others only to see whether anything is held, and to look a key up without a call."""
+        # A dict for each name would have to be removed when it becomes empty, while another thread may add to it.
+        self._near: tuple[dict[Hold, None], ...] = tuple({} for _ in range(_NEAR + 1))
 
     def get(self, lock: Named, owner: Owner, scope: str | None = None) -> Hold | None:
         """The owner's hold of this lock, or of the same name in another scope."""
@@ -82,47 +93,91 @@ class Holds:
 
     def put(self, hold: Hold) -> None:
         self.table[hold.key] = hold
+        # As _note(), without a call.
+        hold.owner.holds[hold] = None
+        if hold.context is not None:
+            hold.context.holds[hold] = None
+        self._near[hash(hold.lock.name) & _NEAR][hold] = None
 
-    def put_all(self, keys: Iterable[Key], holds: Iterable[Hold]) -> None:
-        """Put all or none: the table is changed by one call into C."""
+    def put_all(self, keys: Iterable[Key], holds: Sequence[Hold]) -> None:
+        """Put all or none, which one owner has taken now: the table is changed by one call into C."""
         self.table.update(zip(keys, holds, strict=True))
+        first, noted, near = holds[0], dict.fromkeys(holds), self._near
+        first.owner.holds.update(noted)
+        if first.context is not None:
+            first.context.holds.update(noted)
+        for hold in holds:
+            near[hash(hold.lock.name) & _NEAR][hold] = None
+
+    def put_back(self, hold: Hold) -> None:
+        """Put a hold that was in the table before: its owner must not miss that it is there again."""
+        self._note(hold)
+        self.table[hold.key] = hold
+
+    def _note(self, hold: Hold) -> None:
+        hold.owner.holds[hold] = None
+        if hold.context is not None:
+            hold.context.holds[hold] = None
+        self._near[hash(hold.lock.name) & _NEAR][hold] = None
 
     def remove(self, hold: Hold) -> None:
+        """Remove a hold, for its owner."""
         if self.table.get(hold.key) is hold:
             self.table.pop(hold.key, None)
+        hold.owner.holds.pop(hold, None)
+        if hold.context is not None:
+            hold.context.holds.pop(hold, None)
+        self._near[hash(hold.lock.name) & _NEAR].pop(hold, None)
 
     def remove_all(self, holds: Iterable[Hold]) -> None:
-        table = self.table
+        """Remove holds, for their owner."""
+        table, near = self.table, self._near
         for hold in holds:  # as remove(), without calls
             if table.get(hold.key) is hold:
                 table.pop(hold.key, None)
+            hold.owner.holds.pop(hold, None)
+            if hold.context is not None:
+                hold.context.holds.pop(hold, None)
+            near[hash(hold.lock.name) & _NEAR].pop(hold, None)
 
-    def move(self, hold: Hold, key: Key) -> None:
-        """Give a hold another key. If this is interrupted, the table may have it under both."""
+    def discard(self, hold: Hold) -> None:
+        """Remove a hold, in another thread than its owner's."""
+        self.remove(hold)
+        if hold in self:
+            self._note(hold)  # its owner has put it back meanwhile
+
+    def move(self, hold: Hold, key: Key, former_owner: Owner) -> None:
+        """Give a hold, which has another owner now, another key. If this is interrupted, the table may have it under
+        both."""
         # Rather under both keys than under neither: a hold without an entry would not be renewed, nor released.
         former = hold.key
+        hold.owner.holds[hold] = None
         self.table[key] = hold
         hold.key = key
         self.table.pop(former, None)
+        former_owner.holds.pop(hold, None)
 
     def drop(self, key: Key, hold: Hold) -> None:
         """Remove the entry with this key if it is this hold's."""
         if self.at(key) is hold:
             self.table.pop(key, None)
+        if hold not in self:
+            self.remove(hold)
 
     def uncover_lost(self, hold: Hold) -> None:
         """A hold may have been taken after lost ones of the same owner, which must still be reported when released."""
         if hold.count == 0 and hold.lost_below:
             hold.count, hold.lost_below = hold.lost_below, 0
             hold.lost = "its lease ended"
-            self.put(hold)
+            self.put_back(hold)
 
     def restore(self, key: Key, hold: Hold | None) -> None:
         """Restore the entry as it was before an attempt that failed."""
-        if hold is None:
-            self.table.pop(key, None)
-        else:
-            self.put(hold)
+        failed = self.table.get(key)
+        if hold is not None:
+            self.put_back(hold)
+        if failed is not None and failed is not hold:
+            self.remove(failed)
 
     def __contains__(self, hold: Hold) -> bool:
         return self.table.get(hold.key) is hold
@@ -141,11 +196,16 @@ class Holds:
 
     def of(self, owner: Owner) -> list[Hold]:
         """The holds of one thread or task."""
-        return [hold for hold in self.snapshot() if hold.owner is owner]
+        return [hold for hold in owner.holds.copy() if hold in self and hold.owner is owner] if owner.holds else []
 
-    def under(self, about: dict[str, str]) -> list[Hold]:
+    def under(self, about: Work) -> list[Hold]:
         """The holds that were taken under a context."""
-        return [hold for hold in self.snapshot() if hold.context is about]
+        return [hold for hold in about.holds.copy() if hold in self] if about.holds else []
+
+    def named(self, spot: Spot) -> list[Hold]:
+        """All holds of one lock."""
+        near = self._near[hash(spot[1]) & _NEAR].copy()
+        return [hold for hold in near if hold.key[0] == spot and hold in self]
 
     def of_lock(self, lock: AbstractLock, owner: Owner) -> list[Hold]:
         """One owner's holds of a lock; for a MultiLock, of each of its locks."""
@@ -154,14 +214,13 @@ class Holds:
     def held_against(self, lock: Named) -> list[Hold]:
         """This process's holds under a lock's name; of readers, only the holds for which ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
-        name = lock.using, lock.name
-        return [hold for hold in self.snapshot() if hold.key[:2] == name and hold.key[2] in scopes]
+        return [hold for hold in self.named(spot_of(lock)) if hold.key[1] in scopes]
 
     def left_by(self, lock: Named) -> str | None:
         """The reports' name of a thread or task that has ended without releasing the lock."""
-        place = lock.using, lock.name, lock._kind.scope
-        left = (hold.caller_name for hold in self.snapshot() if hold.key[:3] == place and hold.owner.ended)
-        return next(left, None)
+        scope = lock._kind.scope
+        left = [hold for hold in self.named(spot_of(lock)) if hold.key[1] == scope and hold.owner.ended]
+        return left[0].caller_name if left else None
 
     def __bool__(self) -> bool:
         """Whether anything is held."""
@@ -169,6 +228,8 @@ class Holds:
 
     def clear(self) -> None:
         self.table.clear()
+        for near in self._near:
+            near.clear()
 
 
 def not_owned(lock: Named, owner: Owner) -> LockNotOwnedError:

@@ -24,7 +24,8 @@ from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
 from django_rlock.locks.mutex import a_call, refuse_nested
 from django_rlock.locks.options import Duration, unknown_option
-from django_rlock.locks.records import Hold, Key, calling_line
+from django_rlock.locks.places import PLACES, first_alias
+from django_rlock.locks.records import Hold, Key, Line, calling_line
 from django_rlock.locks.release import release_later
 from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group
@@ -44,15 +45,15 @@ class AllOrNone:
 
     ``taken`` are the locks that its owner already holds. ``lent`` are the holds among them that are renewed only until
     the owner has all locks. ``_begun`` are the locks whose release has begun, and ``_left`` is the number of locks
-    whose block is no longer counted. ``owner_id`` is the owner id under which the locks are taken; one script frees
-    what one owner id holds on a server.
+    whose block is no longer counted. ``_owner_ids`` are the owner ids under which the locks are taken, by place: one
+    script frees what one owner id holds on a server, and two places that are one server must not look like a re-entry.
     """
 
     def __init__(self, driver: Driver, request: AcquireRequest, until: float | None, keys: list[Key]) -> None:
         self.driver = driver
         self.request = request
         self.owner = request.owner
-        self.owner_id = request.owner.new_id()
+        self._owner_ids: dict[str, str] = {}
         self.until = until
         self.taken: list[AbstractLock] = []
         self.lent: list[Hold] = []
@@ -68,15 +69,19 @@ class AllOrNone:
         while not taken and self._may_wait():
             # Nothing is held during this wait. The awaited member is kept while the others are tried.
             (awaited,) = [part for part in parts if part is self.request.failed.lock]
-            self.owner_id = self.owner.new_id()  # late commands of the former round must not touch this one
+            self._owner_ids.clear()  # late commands of the former round must not touch this one
             if await self._take_alone(awaited, self.request.lease, self._time_left()):
                 others = [part for part in parts if part is not awaited]
                 taken = await self._all_or_none(self._take_at_once, Grouping(self.driver, others).pieces)
             if not taken and self._may_wait():
-                self.owner_id = self.owner.new_id()
+                self._owner_ids.clear()
                 taken = await self._all_or_none(self._take_in_order, parts, keep_for)
                 keep_for *= 2  # it may have been too short for a queue
         return taken
+
+    def _owner_id(self, using: str) -> str:
+        place = PLACES.value[using]
+        return self._owner_ids.get(place) or self._owner_ids.setdefault(place, self.owner.new_id())
 
     def _may_wait(self) -> bool:
         return not self.request.once and (self.until is None or self.driver.now() < self.until)
@@ -150,7 +155,8 @@ class AllOrNone:
     async def _take_alone(
         self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
     ) -> bool:
-        request = AcquireRequest(self.owner, wait, lease, self.request.scoped, once, owner_id=self.owner_id)
+        scoped, owner_id = self.request.scoped, self._owner_id(lock.using)
+        request = AcquireRequest(self.owner, wait, lease, scoped, once, owner_id=owner_id)
         taken = await acquire.take_serialized(lock, self.driver.at(lock.using), request)
         if taken:
             self.taken.append(lock)
@@ -159,8 +165,8 @@ class AllOrNone:
         return taken
 
     async def _take_together(self, group: LockGroup) -> bool:
-        driver, owner = self.driver.at(group.using), self.owner
-        owner_id, lease = self.owner_id, self.request.lease_under(group.settings)
+        driver, owner_id = self.driver.at(group.using), self._owner_id(group.using)
+        lease = self.request.lease_under(group.settings)
         first = group.locks[0]
         group.settings.check_kind(first.kind)
         call = group.acquire_call(owner_id, lease)
@@ -170,7 +176,7 @@ class AllOrNone:
             now = driver.now()
             # Counted from before the command was sent: a later reply proves nothing (rule 7 of docs/architecture.md).
             if reply[1] == OK and now < call.sent_at + lease:
-                holds = self._holds_in(group, call, lease, reply)
+                holds = self._holds_in(group, owner_id, call, lease, reply, calling_line())
                 self._note_taken(group, holds)
                 return True
         except BaseException as error:
@@ -182,7 +188,7 @@ class AllOrNone:
             raise
         if call.sends > 1 or reply[1] == OK:
             acquire.abandon(first, driver, group.release_call(owner_id), lease)
-            self.owner_id = owner.new_id()
+            self._owner_ids.clear()
         # The fair lock's own script grants a free lock to its first waiter; this one must not overtake the queue.
         if reply[1] == QUEUED:
             return await self._take_each(group.locks)
@@ -194,17 +200,19 @@ class AllOrNone:
             self._note_failed(taken).left_ms = reply[1]
         return False
 
-    def _holds_in(self, group: LockGroup, call: ScriptCall, lease: float, reply: Sequence[Any]) -> list[Hold]:
+    def _holds_in(
+        self, group: LockGroup, owner_id: str, call: ScriptCall, lease: float, reply: Sequence[Any], line: Line
+    ) -> list[Hold]:
         """The holds of a group that was just taken."""
         make = partial(
             Hold,
             owner=self.owner,
-            owner_id=self.owner_id,
+            owner_id=owner_id,
             now=call.sent_at,
             lease=lease,
             renewed=self.request.lease is None,
             scoped=self.request.scoped,
-            line=calling_line(),
+            line=line,
         )
         holds = list(map(make, group.keys_of(self.owner), group.locks))
         if tokens := group.tokens_in(reply):
@@ -251,7 +259,7 @@ class AllOrNone:
 
     def _note_failed(self, lock: Named) -> Attempt:
         lease = self.request.lease_under(lock._settings)
-        self.request.failed = Attempt(lock, self.driver, self.owner, self.owner_id, lease, self.until)
+        self.request.failed = Attempt(lock, self.driver, self.owner, self._owner_id(lock.using), lease, self.until)
         return self.request.failed
 
     async def _level_leases(self, lease: float) -> None:
@@ -401,7 +409,7 @@ class MultiLock(BaseLock):
     given.
     """
 
-    __slots__ = ("_grouping", "_parts")
+    __slots__ = ("_grouping", "_parts", "_resolved")
 
     kind = "multi"
     _kind = Kind()  # it sends no calls itself
@@ -422,6 +430,7 @@ class MultiLock(BaseLock):
             raise unknown_option(type(self).__name__, unknown)
         self._parts = _sorted_parts(locks)
         self._grouping: Grouping | None = None
+        self._resolved: tuple[object, tuple[BaseLock, ...]] | None = None
         first = self._parts[0]
         super().__init__(
             first.name,
@@ -440,11 +449,20 @@ class MultiLock(BaseLock):
     def __getstate__(self) -> tuple[None, dict[str, object]]:
         # Without the settings of this process, which may contain passwords.
         state: Any = super().__getstate__()
-        return None, {**state[1], "_grouping": None}
+        return None, {**state[1], "_grouping": None, "_resolved": None}
 
     @property
     def parts(self) -> tuple[BaseLock, ...]:
-        return self._parts
+        parts = self._parts
+        if parts[0].using == parts[-1].using:  # they are sorted by it
+            return parts
+        # Two aliases may share their locks: that depends on the settings, which may not be there when this is made.
+        resolved, places = self._resolved, PLACES.value
+        if resolved is None or resolved[0] is not places:
+            # The order is that of the first aliases: processes with other addresses must not wait for each other.
+            unique = {(first_alias(part.using), part.name, part._kind.scope): part for part in reversed(parts)}
+            resolved = self._resolved = places, tuple(unique[place] for place in _in_order(unique))
+        return resolved[1]
 
     def info(self) -> LockInfo | None:
         """The info of the first member that is held; None when all are free."""
@@ -465,6 +483,11 @@ def _held_for(seconds: float, part: BaseLock) -> BaseLock:
     return limited
 
 
+def _in_order(places: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    # The write side of a read-write lock comes before its read side, because a reader may not acquire the write lock.
+    return sorted(places, key=lambda place: (*place[:2], place[2] != "write"))
+
+
 def _sorted_parts(locks: Iterable[Any]) -> tuple[BaseLock, ...]:
     parts: dict[tuple[str, str, str], BaseLock] = {}
     for lock in locks:
@@ -474,5 +497,4 @@ def _sorted_parts(locks: Iterable[Any]) -> tuple[BaseLock, ...]:
             parts.setdefault((part.using, part.name, part._kind.scope), part)
     if not parts:
         raise ValueError("A MultiLock needs at least one lock.")
-    # The write side of a read-write lock comes before its read side, because a reader may not acquire the write lock.
-    return tuple(parts[place] for place in sorted(parts, key=lambda place: (*place[:2], place[2] != "write")))
+    return tuple(parts[place] for place in _in_order(parts))

@@ -16,7 +16,7 @@ from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import AbstractLock
-from django_rlock.locks.records import Key, key_of
+from django_rlock.locks.records import Key, key_of, spot_of
 
 # --- nested calls -----------------------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ def refuse_nested(lock: AbstractLock) -> bool:
     """Raise RuntimeError if the running flow interrupts a flow for the same lock and owner; returns whether it
     interrupts any flow.
     """
-    names = {(part.using, part.name) for part in lock.parts}
+    spots = set(map(spot_of, lock.parts))
     frame = _current_frame(1)
     while frame is not None and frame.f_code.co_flags & CO_COROUTINE:
         frame = frame.f_back  # the running flow's own
@@ -45,7 +45,7 @@ def refuse_nested(lock: AbstractLock) -> bool:
         if frame.f_code in _calls:
             interrupts = True
             other = frame.f_locals["lock"]
-            if other.owner == lock.owner and any((part.using, part.name) in names for part in other.parts):
+            if other.owner == lock.owner and not spots.isdisjoint(map(spot_of, other.parts)):
                 raise RuntimeError(
                     f"A signal handler, a __del__ method or a receiver of signals takes or releases lock {lock.name!r} "
                     f"inside a call that does so for the same owner. Let it set a flag for the interrupted code, or "

@@ -198,10 +198,10 @@ class TransferredHold:
         keys = hold.key, key_of(self._handle, owner)
         self._drop = partial(_drop, hold, owner, keys)
         self._guard = guard(self, self._drop)
-        hold.owner = owner
+        former, hold.owner = hold.owner, owner
         hold.scoped = 0  # no block encloses it now
         hold.subscription = None  # it refers to the hold by its old key
-        HOLDS.move(hold, keys[1])
+        HOLDS.move(hold, keys[1], former)
         watch(hold)
 
     def release(self) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import weakref
+from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import CodeType
@@ -20,11 +21,12 @@ from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.kinds import RENEW, Named
+from django_rlock.locks.places import PLACES
 
 if TYPE_CHECKING:
     from django_rlock._transport.calls import Waiter
 
-context: ContextVar[dict[str, str] | None] = ContextVar("rlock_context", default=None)
+context: ContextVar[Work | None] = ContextVar("rlock_context", default=None)
 """The current work, for reports: route and user of a request, name and id of a task."""
 
 _SHORTEST = 0.001
@@ -40,17 +42,28 @@ class Route(str):
     path: str
 
 
+class Work(dict[str, str]):
+    """The description of a request or a task. ``holds`` are the holds that were taken for it, and perhaps some that
+    have ended."""
+
+    __slots__ = ("holds",)
+
+    def __init__(self, about: Mapping[str, str]) -> None:
+        super().__init__(about)
+        self.holds: dict[Hold, None] = {}
+
+
 class WorkingOn:
     """A block that describes the work of the process, for reports. A generator would take twice as long, in each
     request."""
 
     __slots__ = ("_about", "_outer")
 
-    def __init__(self, about: dict[str, str]) -> None:
-        self._about = about
+    def __init__(self, about: Mapping[str, str]) -> None:
+        self._about = Work(about)
         self._outer = context.get()
 
-    def __enter__(self) -> dict[str, str]:
+    def __enter__(self) -> Work:
         context.set(self._about)
         return self._about
 
@@ -64,8 +77,10 @@ class WorkingOn:
             context.set(self._outer)
 
 
-Key = tuple[str, str, str, int | str]
-"""Alias, name, scope and owner."""
+Spot = tuple[str, str]
+"""Place and name: the same for all aliases, sides and owners of a lock."""
+Key = tuple[Spot, str, int | str]
+"""Spot, scope and owner."""
 Line = tuple[CodeType, int]
 """A place in the project's code: its code object, and the index of an instruction in it."""
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -84,7 +99,11 @@ def calling_line() -> Line:
 
 
 def key_of(lock: Named, owner: Owner, scope: str | None = None) -> Key:
-    return lock.using, lock.name, lock._kind.scope if scope is None else scope, owner.serial
+    return (PLACES.value[lock.using], lock.name), lock._kind.scope if scope is None else scope, owner.serial
+
+
+def spot_of(lock: Named) -> Spot:
+    return PLACES.value[lock.using], lock.name
 
 
 class Hold:

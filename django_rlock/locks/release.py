@@ -27,6 +27,7 @@ from django_rlock.locks.holds import HOLDS, NOTHING, Before, not_owned
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import a_call, refuse_nested, serialize
 from django_rlock.locks.options import RELEASE_PATIENCE
+from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
 from django_rlock.locks.statistics import count_hold, report_released
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
@@ -54,7 +55,8 @@ def release(
 
 @a_call
 async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int, begun: set[object] | None) -> None:
-    hold = HOLDS.get(lock, owner)
+    # As HOLDS.get(), without calls.
+    hold = HOLDS.table.get(((PLACES.value[lock.using], lock.name), lock._kind.scope, owner.serial))
     if hold is not None:
         hold.scoped -= blocks
     before = owner.is_calling and refuse_nested(lock)
@@ -207,7 +209,7 @@ class _ExitMethod:
         if block is None:  # by contextlib.ExitStack, among others
             return _for(thread_owner(), self._exit_block) if self._wants_owner else self._exit_block
         lock, owner = block.lock if self._has_lock else block, thread_owner()
-        around = HOLDS.before(_keys_of(lock, owner), lock._depth) if HOLDS.table else _NOTHING_HELD
+        around = HOLDS.before(_keys_of(lock, owner), lock._depth) if owner.holds else _NOTHING_HELD
         release = partial(_release_new, lock, owner, around)
         return guarded(self._exit_block, block, release, owner if self._wants_owner else None)
 

@@ -49,7 +49,8 @@ class Past(NamedTuple):
 
     seconds: float
     ended: float
-    key: Key
+    key: tuple[str, str, int | str]
+    """Alias, name and owner."""
     caller_name: str
     context: dict[str, str] | None
     failure: str | None = None
@@ -158,6 +159,10 @@ operator: ContextVar[tuple[str, str, str] | None] = ContextVar("rlock_operator",
 """The operator that frees locks by force in this context, the reason, and a description of the holder."""
 
 
+def origin(lock: Named, key: Key) -> tuple[str, str, int | str]:
+    return lock.using, lock.name, key[-1]
+
+
 def count_hold(hold: Hold, now: float) -> None:
     """Count a hold that ends now."""
     hold.ended = now
@@ -168,7 +173,7 @@ def count_hold(hold: Hold, now: float) -> None:
     held = now - hold.since
     if held > counters.longest_hold:
         counters.longest_hold = held
-        counters.holds.append(Past(held, now, hold.key, hold.caller_name, hold.context))
+        counters.holds.append(Past(held, now, origin(hold.lock, hold.key), hold.caller_name, hold.context))
 
 
 def count_together(holds: Sequence[Hold], groups: Iterable[Group], name: str, now: float) -> None:
@@ -184,13 +189,13 @@ def count_together(holds: Sequence[Hold], groups: Iterable[Group], name: str, no
         counters.acquired.add()
         if lasted > counters.longest_hold:
             counters.longest_hold = lasted
-            key = group[0], name, "", owner.serial
+            key = group[0], name, owner.serial
             counters.holds.append(Past(lasted, now, key, owner.caller_name, first.context))
 
 
 def count_wait(lock: Named, key: Key, caller_name: str, waited: float, failure: str | None = None) -> None:
     """Count a wait that has ended after ``waited`` seconds."""
-    past = Past(waited, monotonic(), key, caller_name, context.get(), failure)
+    past = Past(waited, monotonic(), origin(lock, key), caller_name, context.get(), failure)
     STATISTICS.waits.append(past)
     counters = STATISTICS.of(lock)
     if waited > counters.longest_wait:

@@ -137,7 +137,7 @@ class Renewals:
         """Whether to renew a hold now; if not, its next check is planned."""
         if hold.lost is not None:
             if _may_forget(hold, now):
-                HOLDS.remove(hold)
+                HOLDS.discard(hold)
                 return False
         elif not note_loss(hold, now) and hold.renewed and hold.renew_at() <= horizon and _may_renew(hold, now):
             return True
@@ -167,7 +167,7 @@ class Renewals:
         # Otherwise the locks of a process that ends inside a block would stay taken until their leases end.
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
-            HOLDS.remove(hold)
+            HOLDS.discard(hold)
         calls = [hold.keep_call() or hold.leave_call() for hold in leaving]
         run_sync(background_driver(self._worker.using).run_all(calls))
 

@@ -52,6 +52,26 @@ def test_a_setting_without_the_default_alias_is_warned_of(
     assert all("CACHES['default']" in message.msg for message in found)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "is_found"),
+    [
+        ("KIND", "rlock", True),
+        ("CLAIM_TIME", 6, True),
+        ("WAITER_ALIVE_TIME", 12, True),
+        ("WATCHDOG_TIMEOUT", 300, False),
+    ],
+)
+def test_aliases_that_share_locks_with_another_queue_are_warned_of(
+    settings: Settings, option: str, value: object, is_found: bool
+) -> None:
+    settings.RLOCK = {"default": {}, "long": {option: value}, "apart": {option: value, "KEY_PREFIX": "other:"}}
+    found = [message for message in run_checks() if message.id == "django_rlock.W013"]
+    assert len(found) == is_found
+    for message in found:
+        assert "RLOCK['default'] and RLOCK['long'] share their locks" in message.msg
+        assert option in message.msg
+
+
 def test_a_cache_that_is_not_of_django_redis_is_an_error_with_the_text_of_the_exception(settings: Settings) -> None:
     settings.CACHES = {
         **settings.CACHES,

@@ -261,7 +261,7 @@ class Visitor(Actor):
             self.process.channels |= set(filter(None, [part._kind.channel(part) for part in self.lock.parts]))
 
     def local_state(self) -> Any:
-        waits = any(wait.key[3] == self.owner.serial for wait in WAITS.snapshot())
+        waits = any(wait.key[-1] == self.owner.serial for wait in WAITS.snapshot())
         return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.owner_id, [*UNSETTLED]
 
     async def _visit(self, wait: float | None) -> str:

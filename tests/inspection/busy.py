@@ -12,12 +12,12 @@ sys.argv = ["gunicorn"]
 import django
 django.setup()
 from django_rlock import rlock
-from django_rlock.locks.records import context
+from django_rlock.locks.records import Work, context
 from django_rlock._monitoring import recorder as history
 
 history.LOOK_EVERY = 1.0
 pause = threading.Event()
-context.set({"route": "POST /buy/42/", "user": "7"})
+context.set(Work({"route": "POST /buy/42/", "user": "7"}))
 print("ready", flush=True)
 while True:
     with rlock(name):

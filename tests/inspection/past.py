@@ -7,7 +7,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reporter
 from django_rlock._monitoring.history import History, read_history
 from django_rlock._monitoring.recorder import Recorder
-from django_rlock.locks.records import context
+from django_rlock.locks.records import Work, context
 from tests.background import settle
 
 ROUND = Recorder.round
@@ -43,7 +43,7 @@ class Past:
 
 @contextmanager
 def working_on(**about: str) -> Iterator[None]:
-    token = context.set(about)
+    token = context.set(Work(about))
     try:
         yield
     finally:

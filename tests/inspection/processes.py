@@ -17,12 +17,12 @@ sys.argv = role.split()
 import django
 django.setup()
 from django_rlock import rlock
-from django_rlock.locks.records import context
+from django_rlock.locks.records import Work, context
 
 locks = {}
 
 def acquire(name, doing, options):
-    context.set(doing)
+    context.set(None if doing is None else Work(doing))
     lock = locks[name] = rlock(name, **options)
     lock.acquire()
 

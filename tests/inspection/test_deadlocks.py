@@ -23,7 +23,7 @@ from django_rlock.inspection import (
     take_survey,
     wait_for_graph,
 )
-from django_rlock.locks.records import context
+from django_rlock.locks.records import Work, context
 from tests.eventually import eventually
 from tests.inspection.crowd import plant_locks
 from tests.inspection.processes import Process
@@ -46,7 +46,7 @@ class Philosophers:
         self._have.wait()
 
     def _dine(self, first: str, second: str, doing: dict[str, str]) -> None:
-        context.set(doing)
+        context.set(Work(doing))
         with suppress(LockLostError, LockTimeoutError), rlock(first, kind=self._kind):
             self._have.wait()
             with rlock(second, kind=self._kind, wait_time=60):

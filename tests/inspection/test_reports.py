@@ -18,7 +18,7 @@ from django_rlock._monitoring import documents, reporter
 from django_rlock._monitoring.documents import guess_role
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
-from django_rlock.locks.records import Route, context
+from django_rlock.locks.records import Route, Work, context
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually
 from tests.forking import in_child
@@ -180,7 +180,7 @@ def test_a_living_process_is_not_silent_though_the_servers_clock_was_set(
 
 
 def test_a_context_is_cut_to_what_is_allowed(redis_client: redis.Redis, clock: Clock) -> None:
-    token = context.set({"route": "GET /" + "x" * 1000, "password": "secret", "user": "7"})
+    token = context.set(Work({"route": "GET /" + "x" * 1000, "password": "secret", "user": "7"}))
     try:
         with rlock("stock:1"):
             clock.publish_in(0.6)
@@ -201,7 +201,7 @@ def test_a_path_is_written_if_the_project_asks_for_it(
     settings.RLOCK = {"default": {"RECORD_PATH": record_path}}
     route = Route("GET /reset/<token>/")
     route.path = "GET /reset/c7k2/"
-    token = context.set({"route": route})
+    token = context.set(Work({"route": route}))
     try:
         with rlock("stock:1"):
             clock.publish_in(0.6)

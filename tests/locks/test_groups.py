@@ -11,7 +11,7 @@ from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import forced
 from django_rlock.locks.groups import Grouping, _as_taken
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.records import context
+from django_rlock.locks.records import Work, context
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import settle
 from tests.bindings import elsewhere
@@ -140,7 +140,7 @@ async def test_others_are_asked_about_themselves_only(binding, redis_client, thr
 
     holding = binding.start(hold)
     await binding.until(lambda: owners)
-    assert HOLDS.of(current_owner()) == HOLDS.under({}) == []
+    assert HOLDS.of(current_owner()) == HOLDS.under(Work({})) == []
     assert await binding.call(RLock("account:d"), "locked") is False
     with pytest.raises(LockNotOwnedError):
         await binding.release(RLock("account:d"))
@@ -151,7 +151,7 @@ async def test_others_are_asked_about_themselves_only(binding, redis_client, thr
 
 async def test_members_keep_the_context_in_which_they_were_taken(binding, three):
     """Though another thread looks first."""
-    about = {"route": "transfer"}
+    about = Work({"route": "transfer"})
     token = context.set(about)
     await binding.acquire(three)
     context.reset(token)

@@ -31,7 +31,7 @@ from tests.eventually import PATIENCE
 
 ROOT = Path(django_rlock.__file__).parent
 
-FILES = 129
+FILES = 130
 """How many files the package may have. The aim is 110. A second subject in a file of 500 lines gets its own file."""
 LONGEST_FILE = 500
 """How many lines a file may have."""

@@ -51,8 +51,8 @@ def holds() -> Table:
     holds = Holds()
     lock, owner = rlock("stock"), current_owner()
     hold = Hold(key_of(lock, owner), lock, owner, "x", 0.0)
-    holds.table.update({("default", f"stock:{number}", "", number): hold for number in range(MANY)})
-    return Table(holds.table, ("default", "late", "", 0), hold, holds.snapshot)
+    holds.table.update({(("default", f"stock:{number}"), "", number): hold for number in range(MANY)})
+    return Table(holds.table, (("default", "late"), "", 0), hold, holds.snapshot)
 
 
 @pytest.fixture
