@@ -54,14 +54,22 @@ LOCK_FIELDS = (
 
 DISPENSABLE = "place", "holds", "kind", "alias", "pid", "time left", "waiting", "state", "doing"
 """The columns that a narrow terminal omits, in this order."""
+NAMES = {"alias", "doing", "host", "lock", "place", "queue", "sender", "task"}
+"""The columns whose texts may be cut. A number or a state that was cut would be wrong."""
+NAME_WIDTH = 32
+"""The width that a lock's name keeps as long as columns can be omitted."""
+OTHER_WIDTH = 12
+"""The same for other names."""
+PIPE_WIDTH = 200
+"""The width of a table outside a terminal: one long name must not make all lines long."""
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], within: int | None = None) -> str:
-    """Columns as wide as their longest text, shortened to ``within`` characters in all if possible."""
+    """Columns as wide as their longest text. Names are shortened to ``within`` characters in all if possible, or to
+    PIPE_WIDTH with None, outside a terminal."""
     lines = [[heading.upper() for heading in headings], *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
-    if within is not None:
-        widths = _narrowed(widths, list(map(len, headings)), within)
+    widths = _narrowed(headings, widths, PIPE_WIDTH if within is None else within)
     return "\n".join(
         "  ".join(_fitted(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
@@ -72,26 +80,40 @@ def text_width(text: str) -> int:
     return sum(0 if combining(char) else 1 + (east_asian_width(char) in "WF") for char in text)
 
 
-def _narrowed(widths: list[int], headings: list[int], within: int) -> list[int]:
-    """Make the widest columns narrower, down to the width of their headings."""
+def _least(heading: str, width: int, is_tight: bool) -> int:
+    """The least width of a column whose longest text has this width."""
+    if heading not in NAMES:
+        return width
+    return min(width, len(heading) if is_tight else NAME_WIDTH if heading == "lock" else OTHER_WIDTH)
+
+
+def _narrowed(headings: Sequence[str], widths: list[int], within: int) -> list[int]:
+    """Make the widest columns of names narrower: first to their usual least width, then to the width of headings."""
     widths = list(widths)
     excess = sum(widths) + 2 * (len(widths) - 1) - within
-    while excess > 0:
-        slack = [width - heading for width, heading in zip(widths, headings, strict=True)]
-        if not any(room > 0 for room in slack):
-            break
-        widest = max((width, index) for index, width in enumerate(widths) if slack[index] > 0)[1]
-        widths[widest] -= 1
-        excess -= 1
+    for is_tight in (False, True):
+        least = [_least(heading, width, is_tight) for heading, width in zip(headings, widths, strict=True)]
+        while excess > 0 and widths != least:
+            widest = max((width, index) for index, width in enumerate(widths) if width > least[index])[1]
+            widths[widest] -= 1
+            excess -= 1
     return widths
 
 
 def _fitted(text: str, width: int) -> str:
+    """The text in this width; a longer text is cut in the middle, because names differ at their ends."""
     if text_width(text) > width:
+        head = tail = ""
         # The ellipsis takes one column, and a wide character two.
-        while text_width(text) >= width:
-            text = text[:-1]
-        text += "…"
+        for char in reversed(text):
+            if text_width(char + tail) > (width - 1) // 2:
+                break
+            tail = char + tail
+        for char in text:
+            if text_width(head + char + tail) >= width:
+                break
+            head += char
+        text = f"{head}…{tail}"
     return text + " " * (width - text_width(text))
 
 
@@ -99,14 +121,18 @@ def lock_table(locks: Sequence[LockInfo], within: int | None = None) -> str:
     """The table of locks without the owner ids, which are long; JSON and CSV have them. A rate column is included if a
     lock is hot. More columns are omitted to fit ``within``."""
     omitted = {"owner"} if any(lock.rate for lock in locks) else {"owner", "rate"}
-    fields = [field for field in LOCK_FIELDS if field.heading not in omitted]
-    # Lines that wrap are hard to read, so a narrow terminal gets fewer columns.
+    columns = {
+        field.heading: [printable(field.text(lock)) for lock in locks]
+        for field in LOCK_FIELDS
+        if field.heading not in omitted
+    }
+    widths = {heading: max(map(text_width, (heading, *texts))) for heading, texts in columns.items()}
+    # Lines that wrap are hard to read, and so are names that are cut short. So a narrow terminal gets fewer columns.
     for dispensable in DISPENSABLE:
-        if within is None or sum(len(field.heading) + 2 for field in fields) - 2 <= within:
+        if within is None or sum(_least(name, widths[name], False) + 2 for name in columns) - 2 <= within:
             break
-        fields = [field for field in fields if field.heading != dispensable]
-    rows = ([field.text(lock) for field in fields] for lock in locks)
-    return table([field.heading for field in fields], rows, within)
+        del columns[dispensable]
+    return table([*columns], zip(*columns.values(), strict=True), within)
 
 
 def deadlock_lines(locks: Iterable[LockInfo]) -> Iterator[str]:

@@ -134,9 +134,9 @@ def test_locks_of_other_aliases_are_listed_where_one_is_down(half_down: redis.Re
 
 
 def test_a_terminal_gets_no_control_characters(redis_client: redis.Redis) -> None:
-    redis_client.hset(f"rlock:{'x' * 300}a\x1b[2J\r\x00\u202eb", JAVA, 1)
+    redis_client.hset(f"rlock:{'x' * 50}a\x1b[2J\r\x00\u202eb", JAVA, 1)
     printed = run("rlock_list", "--scan")
-    assert f"{'x' * 300}a\\x1b[2J\\r\\x00\\u202eb" in printed  # not shortened, because the output is not a terminal
+    assert f"{'x' * 50}a\\x1b[2J\\r\\x00\\u202eb" in printed  # not shortened, because the output is not a terminal
     assert all(char.isprintable() or char == "\n" for char in printed)
 
 
@@ -186,6 +186,34 @@ def test_a_table_fits_the_terminal(redis_client: redis.Redis, columns: int) -> N
     assert all(text_width(line) <= columns for line in (head, *lines))
     assert {"LOCK", "HOST"} <= set(head.split())
     assert "…" in "".join(lines)
+
+
+def similar_locks(redis_client: redis.Redis) -> list[str]:
+    """Names that differ at their ends, beside one that is very long."""
+    plant_locks(redis_client, 2, 2, longer=PATIENCE)
+    names = [f"invoice:2026-11:customers-of-the-north:tenant-{number}" for number in range(3)]
+    for name in (*names, "x" * 900):
+        redis_client.hset(f"rlock:{name}", JAVA, 1)
+    return names
+
+
+@pytest.mark.parametrize("columns", [100, 80])
+def test_a_narrow_terminal_tells_similar_locks_apart(redis_client: redis.Redis, columns: int) -> None:
+    similar_locks(redis_client)
+    head, *lines = on_a_terminal(columns, "rlock_list", "--scan").splitlines()
+    assert all(text_width(line) <= columns for line in (head, *lines))
+    for number in range(3):
+        assert sum(f"…north:tenant-{number} " in line or f"tenant-{number} " in line for line in lines) == 1
+    for heading in {"PID", "HOLDS", "WAITING", "STATE"} & set(head.split()):
+        assert not [line for line in lines if "…" in line[head.index(heading) :].split("  ")[0]]
+
+
+def test_a_long_name_widens_a_table_in_a_pipe_to_a_limit_only(redis_client: redis.Redis) -> None:
+    names = similar_locks(redis_client)
+    head, *lines = run("rlock_list", "--scan").splitlines()
+    assert max(map(len, (head, *lines))) <= 200
+    assert len(head.split("  ")) > 8
+    assert all(name in "\n".join(lines) for name in names)
 
 
 def test_list_is_watched_until_it_is_interrupted(redis_client: redis.Redis) -> None:
