@@ -218,6 +218,8 @@ class Kind(Generic[L]):
     """JAVA_POLL for a kind whose heartbeats check that."""
     drifts: ClassVar[bool] = False
     """Whether a holder counts its lease shorter than the servers do, by ``drift``."""
+    release_renews: ClassVar[bool] = True
+    """Whether the reply to an inner release proves that the lease began anew."""
     votes: ClassVar[Mapping[scripts.Script, Callable[..., ScriptCall]]] = {}
     """For a kind with several servers: how the replies to each script are combined."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
+from django_rlock._redis.scripts import ENDLESS
 from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
 from django_rlock._transport.worker import clean_up
@@ -169,6 +170,8 @@ async def ask_state(lock: AbstractLock, driver: Driver, owner: Owner) -> tuple[i
     hold = HOLDS.get(lock, owner)
     if count and hold is not None:
         count = hold.count  # a late copy of a re-entry or an inner release may have rewritten the server's
+        if hold.kind.drifts and left_ms != ENDLESS:
+            left_ms = min(left_ms, int(1000 * max(hold.deadline - driver.now(), 0.0)))  # as ``lost`` counts
     return count, left_ms
 
 

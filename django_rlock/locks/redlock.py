@@ -53,9 +53,7 @@ class Acquire(QuorumCall):
         self.fencing = fencing
 
     def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
-        if reply[1] != OK:
-            return reply
-        return _doubted(self, node, _mark_in(reply), voting) or reply
+        return _screened(self, node, reply, voting)
 
     async def over(self, voting: VotingRound) -> list[Any]:
         valid_until = self.sent_at + self.valid_for  # no node can have begun the lease before it was asked
@@ -121,6 +119,11 @@ def _doubted(call: QuorumCall, node: int, mark: bytes, voting: VotingRound) -> E
     return voting.nodes.restarts.doubt(node, mark, call.sent_at, voting.now())
 
 
+def _screened(call: Acquire | AcquireAgain, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
+    """A grant, or why it does not count."""
+    return (_doubted(call, node, _mark_in(reply), voting) if call.is_vote_for(reply) else None) or reply
+
+
 def _mark_in(grant: list[Any]) -> bytes:
     """The mark of the node's data; empty if it has none."""
     return grant[4] if len(grant) > 4 else b""
@@ -135,6 +138,9 @@ class AcquireAgain(QuorumCall):
 
     fresh = NO_PROPOSAL
     vote_for = OK
+
+    def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
+        return _screened(self, node, reply, voting)
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
@@ -317,6 +323,7 @@ class Majority(Kind["RedLock"]):
 
     drifts = True
     fresh_names = True
+    release_renews = False  # nodes that may have forgotten another owner execute it, too
     votes = {
         scripts.LOCK_STATE: AskState,
         scripts.LOCK_HOLDERS: AskHolders,

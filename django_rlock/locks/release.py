@@ -90,7 +90,7 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
             HOLDS.uncover_lost(hold)
     note_released(lock, hold, call, reply[1] == 1, driver.now())
     # An inner release set the lease anew on the server, as a renewal does.
-    if hold.count:
+    if hold.count and kind.release_renews:
         hold.lease_from(call.sent_at, hold.lease, hold.renewed)
         watch(hold)
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import select
 import socket
+import threading
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -19,14 +20,14 @@ from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import _loops, connections_of
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.pool import KEEP_IDLE
-from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.nodes import NodeSet, node_set
 from django_rlock._transport.quorum.threads import NodeConnection
 from django_rlock._transport.quorum.votes import QuorumCall
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from tests.background import no_threads
-from tests.eventually import eventually
+from tests.eventually import PATIENCE, eventually
 from tests.faults.test_server_errors import NO_LOGIN
 from tests.redlock.conftest import NODE_TIMEOUT, acquire_and_give_back, paused
 from tests.topologies.servers import encrypted
@@ -379,6 +380,23 @@ def test_an_idle_connection_does_not_prove_that_a_node_is_up(hasty_nodes, nodes)
         known._visit(0)
     assert not known.is_up(0)
     nodes[0].resume()
+    eventually(lambda: known.is_up(0))
+
+
+def test_a_node_is_visited_again_after_a_visit_that_has_ended_its_thread(nodes, monkeypatch):
+    died = threading.Event()
+
+    def die(*_):
+        died.set()
+        raise SystemExit
+
+    monkeypatch.setattr(NodeSet, "_visit", die)
+    known = node_set("quorum")
+    known.note_down(0, RedisTimeoutError("did not reply in time"))
+    assert died.wait(PATIENCE)
+    eventually(lambda: not known._instances[0].is_entered)
+    monkeypatch.undo()
+    known._see_to(0)
     eventually(lambda: known.is_up(0))
 
 

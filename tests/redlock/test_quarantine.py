@@ -126,6 +126,44 @@ async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(bindi
         await binding.until(lambda: not hold.suspect)
 
 
+def forget_and_plant(three: list[EmbeddedServer], owner_id: str) -> None:
+    """Empty two nodes; then they have the lock again, as a seed adds it."""
+    for server in three[:2]:
+        empty(server)
+        with server.client() as client:
+            client.hset("rlock:x", owner_id, 1)
+            client.pexpire("rlock:x", 60_000)
+
+
+async def test_re_entries_do_not_count_nodes_that_may_have_voted_for_another(binding, three, lock):
+    async with binding.inside(lock):
+        hold = hold_of(lock)
+        forget_and_plant(three, hold.owner_id)
+        ends = hold.deadline
+        assert await is_refused(binding, lock)
+        assert hold.deadline == ends
+        assert hold.count == 1
+
+
+async def test_the_remaining_lease_ends_when_the_hold_counts_as_lost(binding, lock, settings):
+    """That is earlier than on the servers, whose clocks may be slower."""
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "CLOCK_DRIFT": 0.25}}
+    async with binding.inside(lock):
+        asked_at = monotonic()
+        left = await binding.call(lock, "remaining_lease")
+        assert asked_at + left <= hold_of(lock).deadline
+
+
+async def test_inner_releases_do_not_prolong_a_hold(binding, three, lock):
+    """Nodes that may have voted for another owner execute them, too."""
+    async with binding.inside(lock):
+        async with binding.inside(lock):
+            hold = hold_of(lock)
+            forget_and_plant(three, hold.owner_id)
+            ends = hold.deadline
+        assert hold.deadline == ends
+
+
 @pytest.mark.lengthy
 async def test_new_data_get_a_vote_after_the_quarantine(binding, three, nodes, lock):
     for server in three:

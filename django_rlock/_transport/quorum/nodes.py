@@ -178,16 +178,21 @@ class NodeSet:
     def _visit_until_done(self, node: int) -> None:
         instance = self._instances[node]
         while self._needs_visits(node) and instance.enter():  # otherwise another thread does
-            while self._needs_visits(node):
-                time.sleep(LOOK_AGAIN)
-                if self.is_closed:  # by now the node's alias may be another server's
-                    return
-                try:
-                    self._visit(node)
-                except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
-                    if node in self.down:
-                        self.down[node] = reason_of(error), is_down(error)
-            instance.leave()
+            try:
+                self._visit_while_needed(node)
+            finally:
+                instance.leave()
+
+    def _visit_while_needed(self, node: int) -> None:
+        while self._needs_visits(node):
+            time.sleep(LOOK_AGAIN)
+            if self.is_closed:  # by now the node's alias may be another server's
+                return
+            try:
+                self._visit(node)
+            except Exception as error:  # noqa: BLE001 - still down, perhaps for another reason
+                if node in self.down:
+                    self.down[node] = reason_of(error), is_down(error)
 
     def _needs_visits(self, node: int) -> bool:
         return not self.is_closed and (not self.is_up(node) or bool(self._untold(node)))
