@@ -34,7 +34,7 @@ from django_rlock._web.http import (
     request_of,
     running_calls,
 )
-from django_rlock._web.keytemplates import Arguments, KeyTemplate, names_user
+from django_rlock._web.keytemplates import Arguments, KeyTemplate, definition, is_partial_method, names_user
 from django_rlock._web.reads import read_unprotected, unread_user, watched
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
 from django_rlock.locks import BaseLock, Duration, named_lock
@@ -142,6 +142,7 @@ def roll_back_open() -> None:
 
 def warn_once(func: Callable[..., Any], alias: str, is_view: bool) -> None:
     """Log that a lock is released before the transaction around it ends, and how to fix that."""
+    func = definition(func)
     name = f"{func.__module__}.{func.__qualname__}"
     if name in _warned:
         return
@@ -486,7 +487,7 @@ def async_wrapper(call: LockedCall) -> Callable[..., Any]:
             "distributed_lock(atomic=True) needs a sync function: Django has no transactions in async code. Decorate "
             "the sync function that you call with sync_to_async."
         )
-    call.is_async_dispatch = isinstance(call.func, partial) and call.options.atomic is not False
+    call.is_async_dispatch = is_partial_method(call.func) and call.options.atomic is not False
 
     @wraps(call.func)
     async def locked(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType, FunctionType
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import iscoroutinefunction
@@ -34,9 +34,9 @@ from django_rlock._web.calls import (
     opens_inside,
     sync_wrapper,
 )
-from django_rlock._web.keytemplates import KeyTemplate, check_names
+from django_rlock._web.keytemplates import KeyTemplate, check_names, definition
 from django_rlock.exceptions import KeyTemplateError
-from django_rlock.locks import KINDS, Duration, LimitedLock
+from django_rlock.locks import KINDS, BaseLock, Duration, LimitedLock
 from django_rlock.locks.options import (
     UNSET,
     KindName,
@@ -44,6 +44,7 @@ from django_rlock.locks.options import (
     keep_seconds,
     lease_seconds,
     limited_kind,
+    unknown_option,
     wait_seconds,
 )
 from django_rlock.locks.transactions import ensure_owned, returns_generator
@@ -219,6 +220,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     status: int | None = None,
     atomic: Atomic = "auto",
     condition: Callable[..., object] | None = None,
+    **unknown: Any,
 ) -> Any:
     """Run a function, coroutine function or view under a lock, and never without it::
 
@@ -264,6 +266,8 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     Raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that the
     function does not take. For views, a system check compares the template with the URLconf.
     """
+    if unknown:
+        raise unknown_option("distributed_lock", unknown)
     if not templates:
         raise TypeError("distributed_lock() needs a key template, such as 'stock:<pk>'.")
     options = Options(
@@ -283,6 +287,8 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     for template in templates:
         if isinstance(template, type):
             raise TypeError(without_a_template(template))
+        if isinstance(template, BaseLock):
+            raise TypeError(f"distributed_lock() makes its locks: write {template.name!r} instead of a lock.")
     _check_options(options)
     frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
     if using != DEFAULT_ALIAS:
@@ -306,6 +312,11 @@ class Decorator:
             references = _references(args)
             _check_registered(args[0], references, sys._getframe(1))  # noqa: SLF001
         return _decorate(self.options, *args, **kwargs)
+
+    def _refuse_block(self, *_: object) -> NoReturn:
+        raise TypeError("distributed_lock(...) is a decorator. Around a block write 'with rlock(...):'.")
+
+    __enter__ = __exit__ = __aenter__ = __aexit__ = _refuse_block
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, with advice for callers that expect a decorated function."""
@@ -393,6 +404,8 @@ def _decorate(options: Options, func: F) -> F:
     for template in parsed:
         _check_template(template, call, func)
     setattr(wrapper, TEMPLATES, (*getattr(func, TEMPLATES, ()), *parsed))
+    for name in () if hasattr(func, "__qualname__") else ("__module__", "__name__", "__qualname__"):
+        setattr(wrapper, name, getattr(definition(func), name))  # Django shows them
     return MethodOfClass(wrapper) if _is_view_method(call) else wrapper  # type: ignore[return-value]
 
 
@@ -400,7 +413,7 @@ def _is_view_method(call: LockedCall) -> bool:
     """Whether the callable is a view method in the body of a class, which opens the transactions of its requests."""
     if call.left_out is None or call.arguments.signature is None:
         return False
-    outer = call.func.__qualname__.rpartition(".")[0]
+    outer = getattr(call.func, "__qualname__", "").rpartition(".")[0]
     return bool(outer) and not outer.endswith("<locals>") and [*call.arguments.signature.parameters][1:2] == ["request"]
 
 
@@ -410,7 +423,7 @@ def _is_async(func: Any) -> bool:
         # The dispatch() of an async class-based view is a sync function that returns its handler's coroutine.
         if getattr(view, "view_is_async", False) and func.func.__name__ == "dispatch":
             return True
-    return iscoroutinefunction(func)
+    return iscoroutinefunction(func) or iscoroutinefunction(type(func).__call__)
 
 
 def _check_options(options: Options) -> None:
@@ -465,6 +478,6 @@ def _check_template(template: KeyTemplate, call: LockedCall, func: Callable[...,
     names = call.arguments.names
     if names is None:
         return
-    problem = check_names(template, names, f"{func.__name__}({', '.join(names)})")
+    problem = check_names(template, names, f"{definition(func).__name__}({', '.join(names)})")
     if problem is not None:
         raise KeyTemplateError(problem, template=template.source)

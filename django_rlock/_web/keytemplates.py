@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, NamedTuple
 
 from django_rlock._web.values import (
@@ -301,10 +302,22 @@ class Arguments:
         return found
 
 
+def is_partial_method(func: object) -> bool:
+    """Whether a callable is a partial of a bound method, as Django's method_decorator makes it."""
+    return isinstance(func, functools.partial) and isinstance(func.func, MethodType)
+
+
+def definition(func: Any) -> Any:
+    """What names a callable in the code: a function; the function of a partial; the class of another object."""
+    while isinstance(func, functools.partial) and not hasattr(func, "__qualname__"):
+        func = func.func
+    return func if hasattr(func, "__qualname__") else type(func)
+
+
 def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
     # Django's method_decorator decorates a partial of the bound method in each request: its signature would cost too
     # much. Arguments from the URL have names.
-    if isinstance(func, functools.partial):
+    if is_partial_method(func):
         return None
     try:
         return inspect.signature(func, **_STRINGS)

@@ -24,6 +24,7 @@ from django.utils.functional import LazyObject, empty
 
 from django_rlock._core.text import printable
 from django_rlock._transport.identity import current_owner
+from django_rlock._web.keytemplates import definition
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import PACKAGE
 
@@ -134,7 +135,8 @@ def warn_of_old_values(instance: Model, update_fields: Iterable[str] | None = No
     state = instance._state  # noqa: SLF001
     if type(state) is not _ReadBefore or _has_expressions_only(instance, update_fields):
         return
-    reader = f"{state.reader.__module__}.{state.reader.__qualname__}"
+    function = definition(state.reader)
+    reader = f"{function.__module__}.{function.__qualname__}"
     place = _saving_place(instance, reader)
     if place in _warned:
         return

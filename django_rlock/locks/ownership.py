@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
@@ -31,6 +31,15 @@ class HeldLock(AbstractLock):
     """A lock's holds according to this process's records."""
 
     __slots__ = ()
+
+    do_not_call_in_templates = True
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise TypeError, with advice for ``@rlock("x")`` above a function."""
+        raise TypeError(
+            "A lock is not a decorator. Write @distributed_lock(...); or @rlock(...).atomic() for a database "
+            "transaction inside the lock."
+        )
 
     @property
     def lost(self) -> bool:

@@ -20,7 +20,7 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 from django.dispatch import Signal, receiver
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.template import Library
+from django.template import Context, Library, Template
 from django.test import RequestFactory
 from pytest_django import Settings
 from rest_framework.decorators import action
@@ -336,6 +336,27 @@ def test_a_coroutine_out_of_a_sync_function_is_refused() -> None:
 def test_bad_options_are_refused_at_once(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         distributed_lock("stock", **options)
+
+
+def test_other_uses_are_told_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'timeout'. Use lease_time="):
+        distributed_lock("stock", timeout=3)  # type: ignore[call-overload]
+    decorator: Any = distributed_lock("stock")
+    with pytest.raises(TypeError, match=r"decorator. Around a block write 'with rlock\(...\):'"), decorator:
+        raise AssertionError("The body ran without the lock.")
+
+    async def block() -> None:
+        async with decorator:
+            raise AssertionError("The body ran without the lock.")
+
+    with pytest.raises(TypeError, match="Around a block"):
+        asyncio.run(block())
+    for made in rlock("stock"), rlock("stock", "stocks"), rlock("stock", permits=2):
+        with pytest.raises(TypeError, match=r"not a decorator. Write @distributed_lock\(...\)"):
+            made(generator)
+        assert Template("{{ lock.name }}").render(Context({"lock": made})) == made.name
+    with pytest.raises(TypeError, match="write 'stock' instead of a lock"):
+        distributed_lock(rlock("stock"))
 
 
 def test_a_bad_template_is_refused_at_once() -> None:

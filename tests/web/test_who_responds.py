@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -10,7 +11,9 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import Group, User
+from django.contrib.syndication.views import Feed as SyndicationFeed
 from django.core.checks import run_checks
+from django.db import transaction
 from django.dispatch import Signal, receiver
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -111,6 +114,30 @@ class Feed:
     static: Any = staticmethod(lock(respond))
 
 
+class Plain:
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return respond()
+
+    def method(self, request: HttpRequest) -> HttpResponse:
+        return respond()
+
+
+class AsyncPlain:
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        return respond()
+
+
+class LatestFeed(SyndicationFeed):  # type: ignore[type-arg]
+    title = description = link = "/latest/"
+
+    def items(self) -> list[Any]:
+        return []
+
+
+def sized(request: HttpRequest, size: int) -> HttpResponse:
+    return HttpResponse(f"{size}")
+
+
 class Stocks(GenericViewSet):  # type: ignore[misc]
     @action(detail=False, methods=["post"])
     @lock
@@ -160,6 +187,11 @@ VIEWS: dict[str, Any] = {
     "async": lock(arespond),
     "stacked": distributed_lock("outer")(lock(respond)),
     "partial": partial(lock(respond), size=3),
+    "locked-partial": distributed_lock("stock:<size>", wait_time=0)(partial(sized, size=7)),
+    "locked-object": lock(Plain()),
+    "locked-async-object": lock(AsyncPlain()),
+    "locked-feed": lock(LatestFeed()),
+    "locked-method": lock(Plain().method),
     "decorated": csrf_exempt(require_POST(cache_page(60)(lock(never_cache(respond))))),
     "decorator_from_middleware": decorator_from_middleware(Passing)(lock(respond)),
     "sync_and_async_middleware": passing(lock(respond)),
@@ -396,6 +428,21 @@ def test_a_view_responds(method: str, url: str, staff: Client, taken: Holder) ->
             response = getattr(staff, method)(url)
             assert response.status_code == 423, response.content
             assert response.json()["code"] == "locked"
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name.startswith("locked-")])
+def test_an_object_as_a_view_runs_under_its_lock(name: str, client: Client, atomic_requests: None) -> None:
+    async_view = name == "locked-async-object"
+    with pytest.raises(RuntimeError, match="async views") if async_view else nullcontext():
+        assert client.post(f"/{name}/").status_code == 200
+    assert VIEWS[name].__name__ in {"sized", "Plain", "AsyncPlain", "LatestFeed", "method"}
+    assert VIEWS[name].__module__ == __name__
+
+
+def test_an_object_inside_a_transaction_warns_by_its_class(caplog: pytest.LogCaptureFixture) -> None:
+    with transaction.atomic():
+        lock(Plain())(RequestFactory().get("/"))
+    assert f"{__name__}.Plain takes its lock inside" in caplog.text
 
 
 def test_an_operation_of_a_registered_api_has_its_own_status(client: Client, taken: Holder) -> None:
