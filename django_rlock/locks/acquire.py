@@ -117,15 +117,15 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
 
 async def _timed_out(driver: Driver, request: AcquireRequest, waited: float) -> LockTimeoutError:
     lock, left_ms = request.failed.lock, request.failed.left_ms
-    holder = await driver.call(known_holder, lock, monotonic() + ANSWER_WITHIN) if request.logs else None
+    holder = await driver.call(lookup_of(lock).result, monotonic() + ANSWER_WITHIN) if request.logs else None
     return LockTimeoutError(
         lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
     )
 
 
-def known_holder(lock: Named, until: float) -> str | None:
-    """The holder in one line, if that is known by the monotonic time ``until``. A look-up takes several round trips,
-    and a crowd often gives up at once; so the look-up for one caller serves all that give up within a second."""
+def lookup_of(lock: Named) -> HolderLookup:
+    """The look-up of a lock's holder for a caller that gives up now. It takes several round trips, and a crowd often
+    gives up at once; so the look-up for one caller serves all that give up within a second."""
     held = [hold.owner_id for hold in HOLDS.held_against(lock)]
     key = lock.using, lock.name, lock._kind.scope
     known = WAITS.lookups.get(key)
@@ -133,7 +133,7 @@ def known_holder(lock: Named, until: float) -> str | None:
         if len(WAITS.lookups) >= MOST_KEPT:
             WAITS.lookups.clear()
         known = WAITS.lookups[key] = HolderLookup(lock, held)
-    return known.result(until)
+    return known
 
 
 class HolderLookup:
@@ -151,6 +151,7 @@ class HolderLookup:
         self.began = monotonic()
 
     def result(self, until: float) -> str | None:
+        """The holder in one line, if that is known by the monotonic time ``until``."""
         if monotonic() >= until:  # in asyncio, the threads for such calls were busy
             return self._text
         if self._once.enter():
