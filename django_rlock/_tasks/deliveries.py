@@ -38,6 +38,7 @@ from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._tasks.deaths import BROKERS_COUNT, DEATHS, RETURNED, limit_of
 from django_rlock._transport.calls import REMEMBERED, ScriptCall, run_flow
+from django_rlock._transport.identity import client_id, new_number
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import SLOWEST_TICK, clean_up
 from django_rlock.locks.options import milliseconds
@@ -47,8 +48,11 @@ from django_rlock.settings import get_settings
 DEFAULT_VISIBILITY = 3600.0
 """The visibility timeout of kombu's Redis transport if the app sets none, in seconds."""
 _SHORTEST_VISIBILITY = 1.0
-"""The shortest visibility timeout of any app, in seconds. A run that waited for less than half of it does not read the
-setting, which is slow."""
+"""The shortest visibility timeout of any app, in seconds. A run that waited for less than half of it does not need the
+setting."""
+_KEPT_VISIBILITY = "rlock_visibility"
+"""An attribute of an app: its visibility timeout, since Celery's settings are slow to read. Runs need it, when an app's
+settings do not change any more."""
 UNNOTICED = 0.45
 """The share of its visibility timeout that a message may wait in a worker, so that the broker delivers no copy
 meanwhile."""
@@ -138,7 +142,12 @@ class Delivery:
     @cached_property
     def visibility(self) -> float:
         """After how many seconds the broker delivers the message again."""
-        return visibility_timeout(self._task.app)
+        app: Any = self._task.app
+        kept = vars(app).get(_KEPT_VISIBILITY)
+        if kept is None:
+            kept = visibility_timeout(app)
+            setattr(app, _KEPT_VISIBILITY, kept)
+        return float(kept)
 
     @property
     def unnoticed(self) -> float:
@@ -226,7 +235,9 @@ class Delivery:
     @cached_property
     def _success(self) -> str:
         """The record of the success of this run, which differs from that of any other run of the message."""
-        return f"{self.retries}.{uuid.uuid4().int}"  # as a decimal: version 0.1.0 compares it to a number of retries
+        # As a decimal, because version 0.1.0 compares it to a number of retries. Not a random number: the body may have
+        # seeded ``random``, and uuid4() takes a system call.
+        return f"{self.retries}.{int(client_id().replace('-', ''), 16)}{new_number()}"
 
     def note_success(self) -> None:
         """Record that the body has succeeded, so that no copy runs while Celery does what follows."""
