@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import combining, east_asian_width
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from django_rlock._core.text import printable
 from django_rlock.exceptions import LockUnavailableError
@@ -23,8 +26,48 @@ from django_rlock.locks.options import checked_text
 from django_rlock.management import ERROR, USAGE
 from django_rlock.settings import LONGEST, get_aliases, unknown_alias
 
-CLEAR = "\x1b[H\x1b[2J\x1b[3J"
-"""Clears a terminal, including its history."""
+CLEAR = "\x1b[H\x1b[2J"
+"""Clears a terminal's screen, and leaves its history."""
+_SECOND_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+INTERRUPTED, READER_GONE = 130, 141
+"""The exit statuses of programs that SIGINT or SIGPIPE ends."""
+
+
+class ShellCommand(BaseCommand):
+    """A command that ends like other programs in a shell: without a traceback when Ctrl-C interrupts it, or when the
+    reader of its output has gone."""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        if sys.stdout is None:  # the shell has closed it
+            self.stdout = OutputWrapper(Path(os.devnull).open("w"))  # noqa: SIM115 - until the process ends
+        for stream in sys.stdout, sys.stderr:
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character
+        try:
+            try:
+                super().run_from_argv(argv)
+            finally:
+                self.stdout.flush()
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:
+            if sys.stdout is not None:  # Python writes the rest when it exits
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(READER_GONE)
+
+
+@contextmanager
+def second_screen(out: OutputWrapper) -> Iterator[None]:
+    """Use a terminal's second screen inside the block, so that the first one is as before when the block ends."""
+    if not out.isatty():
+        yield
+        return
+    try:
+        out.write(_SECOND_SCREEN, ending="")
+        yield
+    finally:
+        out.write(_FIRST_SCREEN, ending="")
+        out.flush()
 
 
 class Field(NamedTuple):

@@ -22,7 +22,7 @@ from django.core.management.base import CommandError
 from django_rlock import Semaphore
 from django_rlock.inspection import force_release, iter_locks
 from django_rlock.management.commands import rlock_release
-from django_rlock.management.output import text_width
+from django_rlock.management.output import INTERRUPTED, READER_GONE, text_width
 from tests.admin.pages import detail, text
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually
@@ -244,6 +244,74 @@ def test_list_is_watched_until_it_is_interrupted(redis_client: redis.Redis) -> N
 )
 def test_watch_is_refused_with_other_formats(args: list[str], expected: str) -> None:
     assert expected in fails("rlock_list", *args)[1]
+
+
+# --- in a shell ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", ["rlock_list --watch 0.1", "rlock_list --format json"])
+def test_a_reader_that_has_gone_ends_a_command_quietly(redis_client: redis.Redis, args: str) -> None:
+    plant_locks(redis_client, 1, 1, longer=PATIENCE)
+    command = [sys.executable, "-m", "django", *args.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        notes = process.stderr.read()
+    assert "Traceback" not in notes
+    assert "BrokenPipe" not in notes
+    assert process.returncode == READER_GONE
+
+
+def test_a_closed_output_is_no_error(redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1, longer=PATIENCE)
+    command = f"{shlex.quote(sys.executable)} -m django rlock_list >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_may_lack_characters(redis_client: redis.Redis) -> None:
+    redis_client.hset("rlock:蛋糕", JAVA, 1)
+    done = shell("rlock_list", "--scan", env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u86cb\u7cd5" in done.stdout
+
+
+def test_watching_leaves_the_screen_as_it_was(redis_client: redis.Redis) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "django", "rlock_list", "--watch", "0.1"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        printed = b""
+        while b"No lock matches." not in printed:
+            printed += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # at the end
+            while chunk := os.read(ours, 65536):
+                printed += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert printed.startswith(b"\x1b[?1049h")
+    assert printed.rstrip().endswith(b"\x1b[?1049l")
+    assert b"\x1b[3J" not in printed
+
+
+def test_an_interrupted_question_ends_a_command_quietly(redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1, longer=PATIENCE)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "django", "rlock_release", "stock:0"]
+    with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        notes = b""
+        while b"[y/N]" not in notes:
+            notes += os.read(process.stderr.fileno(), 65536)
+        process.send_signal(signal.SIGINT)
+        notes += process.stderr.read()
+    os.close(ours)
+    os.close(theirs)
+    assert b"Traceback" not in notes
+    assert process.returncode == INTERRUPTED
+    assert redis_client.exists("rlock:stock:0")
 
 
 # --- rlock_info ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from django.core.checks import Tags, run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable, redacted
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, plain_mark
@@ -22,8 +22,10 @@ from django_rlock.management import ERROR, USAGE
 from django_rlock.management.diagnosis import WITHIN, Finding, Level, diagnose, findings_of
 from django_rlock.management.output import (
     CLEAR,
+    ShellCommand,
     check_usage,
     pause,
+    second_screen,
     to_json,
 )
 from django_rlock.settings import get_aliases, get_settings
@@ -32,7 +34,7 @@ OURS = "django_rlock."
 """The prefix of the ids of this package's checks."""
 
 
-class Command(BaseCommand):
+class Command(ShellCommand):
     help = (
         "Checks the servers of locks: connections, version, memory, eviction, persistence, replicas, sentinels, "
         "latency, clocks, messages, proxies; acquires test locks there, and says how to solve problems. "
@@ -74,7 +76,7 @@ class Command(BaseCommand):
 
     def _watch(self, every: float, using: str | None, java: bool) -> None:
         """Repeat the checks; an error does not end this, as it may be solved in the next round."""
-        with suppress(KeyboardInterrupt):
+        with second_screen(self.stdout), suppress(KeyboardInterrupt):
             while True:
                 self._examine_briefly(using, java)
                 time.sleep(every)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
 from django_rlock._monitoring.history import LockEvent
@@ -18,6 +18,7 @@ from django_rlock.inspection import find_named, holder_stack, listed_aliases, nu
 from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
 from django_rlock.management import NOTHING_MATCHED
 from django_rlock.management.output import (
+    ShellCommand,
     check_usage,
     deadlock_lines,
     did_you_mean,
@@ -32,7 +33,7 @@ _MOST_OF_A_CROWD = 10
 """The number of waiters to list below a list of their processes."""
 
 
-class Command(BaseCommand):
+class Command(ShellCommand):
     help = (
         "Describes one lock: who holds it, its work and for how long, who waits, which messages of Celery tasks "
         "are queued for it, and who held it in the last day, also if it is free. "

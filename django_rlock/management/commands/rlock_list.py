@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from django_rlock._monitoring.survey import HEADINGS
 from django_rlock.inspection import find_locks, find_queued
@@ -18,12 +18,14 @@ from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.management import NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (
     CLEAR,
+    ShellCommand,
     check_usage,
     deadlock_lines,
     failed,
     lock_csv,
     lock_table,
     pause,
+    second_screen,
     seconds,
     table,
     terminal_width,
@@ -34,7 +36,7 @@ from django_rlock.management.output import (
 _SCANNED = " --scan also finds locks that no report names, and free locks for which messages are queued."
 
 
-class Command(BaseCommand):
+class Command(ShellCommand):
     help = (
         "Lists held locks with their holders, how long they have been held, and their waiters. "
         "Exit status: 0 listed, 1 the Redis server of an alias did not respond (the others are listed) or RLOCK is "
@@ -120,7 +122,7 @@ class Command(BaseCommand):
 
     def _watch(self, every: float, show: Callable[[], None]) -> None:
         """Repeat the list. An unreachable server may be reachable in the next round; wrong usage ends the command."""
-        with suppress(KeyboardInterrupt):
+        with second_screen(self.stdout), suppress(KeyboardInterrupt):
             while True:
                 self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')}")
                 try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
 from django_rlock._monitoring.reading import MOST_AHEAD
@@ -31,6 +31,7 @@ from django_rlock.inspection import (
 from django_rlock.locks.infos import Holder, LockInfo
 from django_rlock.management import ERROR, NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (
+    ShellCommand,
     check_usage,
     did_you_mean,
     failed,
@@ -67,7 +68,7 @@ class Outcome:
         }
 
 
-class Command(BaseCommand):
+class Command(ShellCommand):
     help = (
         "Frees locks of other owners, each only if the owner that was found still holds it; for NAME also the "
         "reservations of Celery tasks' queued messages. NAME and --pattern add locks, other conditions exclude locks. "

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_rlock.management import ON_LOCKED, Terms, run_locked
-from django_rlock.management.output import seconds, wait_seconds
+from django_rlock.management.output import ShellCommand, seconds, wait_seconds
 from django_rlock.settings import DEFAULT_ALIAS
 
 NOT_FOUND = 127
@@ -52,7 +52,7 @@ def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(args[:dashes]), list(args[dashes + 1 :])
 
 
-class Command(BaseCommand):
+class Command(ShellCommand):
     help = (
         "Runs a program under a lock: rlock_run NAME -- COMMAND. The program gets the signals that this command gets, "
         "and is ended when the lock is lost. Exit status: the program's (128 plus a signal's number if that ended it); "
