@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import faulthandler
 import gc
 import linecache
 import math
@@ -149,7 +148,12 @@ def calls_of(thread: int) -> list[Call]:
 
 def _calls_by_thread() -> dict[int, list[Call]]:
     dump = ""
-    with contextlib.suppress(OSError), tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+    with (
+        contextlib.suppress(OSError, ImportError),  # a subinterpreter has no faulthandler
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file,
+    ):
+        import faulthandler
+
         faulthandler.dump_traceback(file)
         file.seek(0)
         dump = file.read()

@@ -69,7 +69,7 @@ class Named:
 class Handle(Named):
     """An object that users make: a lock, a semaphore or a latch. Its ``__dict__`` lets mocks replace its methods."""
 
-    __slots__ = ("__dict__",)
+    __slots__ = ("__dict__", "__weakref__")
 
 
 class Engine(Protocol):

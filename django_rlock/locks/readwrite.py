@@ -179,7 +179,7 @@ class ReadWriteLock:
     which it counts as alive, see WAITER_ALIVE_TIME). Redisson's ``getReadWriteLock``, whose readers know no preference.
     """
 
-    __slots__ = ("read_lock", "write_lock")
+    __slots__ = ("__weakref__", "read_lock", "write_lock")
 
     def __init__(self, name: str, *, prefer: Preference = None, **options: Unpack[LockOptions]) -> None:
         self.read_lock = ReadLock(name, prefer=prefer, **options)

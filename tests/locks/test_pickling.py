@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -105,3 +106,12 @@ def test_permit_is_released_by_its_copy(redis_client, renewed):
     assert (copied.ids, copied.lost) == (permit.ids, False)
     copied.release()
     assert semaphore.available_permits() == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in MADE if "Backoff" not in kind.__name__], ids=lambda kind: kind.__name__
+)
+def test_weak_references_are_possible(kind):
+    """As those of a table of locks by key."""
+    lock = MADE[kind]()
+    assert weakref.ref(lock)() is lock

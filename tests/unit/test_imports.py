@@ -105,3 +105,9 @@ def test_on_windows_it_says_that_it_does_not_run_there() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ImportError: django-rlock does not run on Windows" in done.stderr
+
+
+def test_nothing_is_loaded_that_a_subinterpreter_refuses() -> None:
+    """Its extension supports the main interpreter only; without it, stacks of other threads are missing in errors."""
+    program = "import sys, django_rlock; sys.exit('faulthandler' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
