@@ -45,14 +45,17 @@ _hooks: dict[str, dict[Stage, list[Callable[..., object]]]] = {
 
 
 class Owned(Generic[T]):
-    """An object that a process makes once; ``value`` is the current one.
+    """An object that a process makes once, at the first use of ``value``.
 
     A forked child makes a new one. So does the process itself when the settings change, unless the value ``outlives``
     them; ``stop`` then ends the old value. A fork stops nothing: threads and sockets belong to the parent. A value that
     ``has_identity`` is also replaced when the process gets another client id.
+
+    Nothing is made on import, nor in the fork: gevent and eventlet may replace the locks and queues of Python later, as
+    gunicorn's workers do under --preload. A greenlet that waits for a lock of the system stops all others.
     """
 
-    __slots__ = ("_make", "_stop", "value")
+    value: T
 
     def __init__(
         self,
@@ -65,20 +68,25 @@ class Owned(Generic[T]):
     ) -> None:
         self._make = make
         self._stop = stop
-        self.value = make()
-        on_fork(stage, self._renew)
+        on_fork(stage, self._forget)
         if not outlives_settings:
             on_changed_settings(stage, self._replace)
         if has_identity:
             on_restore(stage, self._replace)
 
-    def _renew(self) -> None:
-        self.value = self._make()
+    def __getattr__(self, name: str) -> T:
+        if name != "value":
+            raise AttributeError(name)
+        value: T = self.__dict__.setdefault(name, self._make())  # by one call into C: the same for all threads
+        return value
+
+    def _forget(self) -> T | None:
+        former: T | None = self.__dict__.pop("value", None)
+        return former
 
     def _replace(self) -> None:
-        former = self.value
-        self._renew()
-        if self._stop is not None:
+        former = self._forget()
+        if former is not None and self._stop is not None:
             self._stop(former)
 
 
