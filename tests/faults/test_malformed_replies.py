@@ -20,6 +20,7 @@ from django_rlock import (
     Semaphore,
     rlock,
 )
+from django_rlock._redis import scripts
 from django_rlock._transport.servers import server
 from tests.faults.copies import is_settled, often
 from tests.faults.stories import STORIES
@@ -67,6 +68,7 @@ CHANGES = {
     "one less": more(-1),
     "one more": more(1, b":1\r\n"),
     "two more": more(2, b":1\r\n:1\r\n"),
+    "text that is not UTF-8": values(lambda found: found[0], b"$2\r\n\xff\xfe\r\n"),
 }
 
 
@@ -120,6 +122,20 @@ async def test_locks_raise_one_error(binding, kind, change, proxy):
     proxy.change = bytes
     assert server("default").size <= 1
     await binding.release(held)
+
+
+@pytest.mark.parametrize(
+    "script", [scripts.FAIR_ACQUIRE, scripts.RLOCK_WAIT, scripts.FENCED_WAIT], ids=lambda each: each.name
+)
+async def test_a_ticket_that_is_not_utf8_does_not_end_the_wait(binding, script, proxy, redis_client):
+    kind: Any = {"fair_acquire": "fair", "rlock_wait": "rlock", "fenced_wait": "fenced"}[script.name]
+    holder = rlock("stock:42", owner="another", kind=kind)
+    await binding.acquire(holder)
+    rule = proxy.change_reply(script, CHANGES["text that is not UTF-8"])
+    waiting = binding.start(binding.acquire, rlock("stock:42", kind=kind))
+    await binding.until(rule.served.is_set)
+    await binding.release(holder)
+    assert await binding.result(waiting)
 
 
 @pytest.mark.parametrize(("counter", "change"), changed(COUNTERS))

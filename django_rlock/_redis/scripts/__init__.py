@@ -54,11 +54,11 @@ class Script:
 
     ``joins`` says whether calls with the same first argument may be joined into one: it then has all their keys, and
     after that argument all their others; its reply has one value for each call. ``reply`` is a pattern for the values
-    after the nonce: ``int``, ``bytes``, ``texts`` (a list of bytes), ``numbers`` (a list of int), ``empty`` (a list),
-    or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value, and ``grants`` the
-    types of the replies, with the nonce, that have values after ``OK``: both are recognized without the pattern. The
-    first of ``usual`` is recognized by its bytes, if they end with ``tail``; it is empty if they are not known, because
-    a reply that has come only in part would look complete.
+    after the nonce: ``int``, ``bytes`` (text in UTF-8), ``texts`` (a list of bytes), ``numbers`` (a list of int),
+    ``empty`` (a list), or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value,
+    and ``grants`` the types of the replies, with the nonce, that have values after ``OK``: both are recognized without
+    the pattern. The first of ``usual`` is recognized by its bytes, if they end with ``tail``; it is empty if they are
+    not known, because a reply that has come only in part would look complete.
     """
 
     name: str
@@ -100,14 +100,24 @@ def _digest(source: str) -> str:
 
 def _said(values: list[Any]) -> str:
     """The values of a reply in the words of ``Script.reply``."""
-    return "".join([f" {_WORDS.get(value, 'bytes') if type(value) is bytes else _kind(value)}" for value in values])
+    return "".join([f" {_kind(value)}" for value in values])
 
 
 def _kind(value: Any) -> str:
+    if type(value) is bytes:
+        return _WORDS.get(value) or _kind_of_text(value)
     if type(value) is not list:
         return type(value).__name__
     kinds = {type(each) for each in value}
     return "empty" if not kinds else "texts" if kinds == {bytes} else "numbers" if kinds == {int} else "mixed"
+
+
+def _kind_of_text(value: bytes) -> str:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return "garbage"
+    return "bytes"
 
 
 @cache
