@@ -114,6 +114,7 @@ _TOLD: dict[str, str] = {
     "The user executing the script can't": "NOPERM",
     "WAIT cannot be used with replica": "READONLY",
     "DB index is out of range": "NODB",
+    "unauthenticated": "NOAUTH",  # for a command of more than ten words, before it is looked at
     "nknown command 'WAIT'": "NOWAIT",
     "nknown command `WAIT`": "NOWAIT",
     "nknown command": "UNKNOWN",

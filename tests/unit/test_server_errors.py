@@ -25,6 +25,8 @@ TABLE = [
     ("WRONGPASS invalid username-password pair or user is disabled.", "connection", "never", "credentials"),
     (NO_PASSWORD_THERE, "connection", "never", "credentials"),
     ("ERR invalid password", "connection", "never", "credentials"),
+    ("ERR Protocol error: unauthenticated multibulk length", "connection", "never", "credentials"),
+    ("ERR Protocol error: unauthenticated bulk length", "connection", "never", "credentials"),
     ("DENIED Redis is running in protected mode because protected mode is enabled", "connection", "never", "protected"),
     ("ERR DB index is out of range", "connection", "never", "database"),
     (REPLICA, "server", "elsewhere", "primary"),
