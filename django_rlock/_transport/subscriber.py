@@ -42,6 +42,8 @@ _RECONNECT_AFTER = 0.05, 1.0
 _PRUNE_EVERY = 15.0
 _LEAVE_AFTER = 0.5
 """How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
+_PING = ""
+"""Stands for a PING among the channels of commands without a reply. The least rights do not contain PING."""
 _FORBIDDEN = "The Redis user may not subscribe to %r, so its waiters only try again now and then: %s"
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Lets threads that were just woken run first; it releases the GIL too."""
@@ -215,8 +217,10 @@ class Subscriber:
         if isinstance(reply, ErrorReply):
             self._take_error(server_error(str(reply)))
             return
+        if not isinstance(reply, list):  # PONG, without a subscription
+            reply = [b"pong", _PING.encode()]
         kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
-        if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe"}:
+        if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe", "pong"}:
             self._asked.popleft()
         self._deliver(kind, channel, data)
 
@@ -224,6 +228,8 @@ class Subscriber:
         if not isinstance(error, NoPermissionError) or not self._asked:
             raise error
         channel = self._asked.popleft()
+        if channel == _PING:  # any reply is a sign of life
+            return
         log(logger, logging.DEBUG if self._has_warned else logging.WARNING, _FORBIDDEN, channel, error)
         self._has_warned = True
         self._listener.refuse(channel)
@@ -245,7 +251,7 @@ class Subscriber:
         if self._reply_by is not None and now >= self._reply_by:
             raise RedisTimeoutError("The server did not reply on the listening connection.")
         if self._reply_by is None and now >= self._heard_at + PING_AFTER:
-            self._send(pack_command("PING"))
+            self._ask_for(_PING, pack_command("PING"))
         if now >= self._prune_at:
             self._drop_idle(now)
 

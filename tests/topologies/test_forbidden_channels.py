@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_rlock import FairLock, RLock
+from django_rlock._transport import subscriber
 from django_rlock.locks.holds import WAITS
 from tests.bindings import visit
 from tests.topologies.servers import command
@@ -40,4 +41,26 @@ async def test_other_channels_stay_subscribed(binding, topology, caplog):
         await binding.release(lock)
     for each in waiting:
         await binding.result(each)
+    assert "Listening connection lost" not in caplog.text
+
+
+def _refused_pings(topology):
+    found = 0
+    for node in topology.servers:
+        with node.client() as client:
+            found += client.info("commandstats").get("cmdstat_ping", {}).get("rejected_calls", 0)
+    return found
+
+
+async def test_a_ping_that_is_refused_is_a_sign_of_life(binding, topology, monkeypatch, caplog):
+    """The least rights do not contain it."""
+    caplog.set_level("INFO", "django_rlock.listening")
+    monkeypatch.setattr(subscriber, "PING_AFTER", 0.02)
+    lock = FairLock("stock:42")
+    await binding.acquire(lock)
+    waiting = binding.start(visit, binding, FairLock("stock:42"))
+    before = _refused_pings(topology)
+    await binding.until(lambda: _refused_pings(topology) >= before + 3)
+    await binding.release(lock)
+    await binding.result(waiting)
     assert "Listening connection lost" not in caplog.text
