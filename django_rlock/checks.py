@@ -52,8 +52,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     E001: the setting, one of its aliases or its cache is wrong; the text is the exception's. W001: an even number of
     NODES. W002: fewer than three NODES. W003: fewer connections than threads, as far as the environment and the
     settings show. W007: views wait longer than the lock of a dead holder lasts. W008: RLOCK has no ``default``. W010:
-    RLOCK names no server for locks, and the default cache has no Redis. W011: other users may replace the folder of the
-    embedded server. W013: two aliases share their locks, but differ in an option of the queue.
+    RLOCK names no server for locks, and the default cache has no Redis. W013: two aliases share their locks, but differ
+    in an option of the queue.
     """
     errors: list[CheckMessage] = [
         _warning("W010", str(error), "With --deploy, this is an error.")
@@ -71,8 +71,8 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     """Find settings that work in development, but fail under load.
 
     W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
-    uWSGI runs no threads. W009: locks are on a server of this machine. E003: locks are in each process's memory. E004:
-    W010, where it is an error.
+    uWSGI runs no threads. W009: locks are on a server of this machine. W011: other users may replace the folder of that
+    server. E003: locks are in each process's memory. E004: W010, where it is an error.
     """
     if refusals := list(_refusals()):
         unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
@@ -143,8 +143,6 @@ def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
         text = f"{entry}['NODES'] lists {count}: when one node fails, no lock can be taken."
         yield _warning("W002", text, "Use three or five independent nodes.")
     yield from _too_few_connections(entry, options.max_connections)
-    if options.store == "embedded":
-        yield from _public_folder(entry, str(options.folder))
     yield from _long_waits(entry, options)
 
 
@@ -186,6 +184,8 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
         return  # nodes have their own time limits, and usually no other data
     if options.store != "cache":
         yield _of_one_place(options)
+    if options.store == "embedded":
+        yield from _public_folder(f"RLOCK[{options.alias!r}]", str(options.folder))
     if needs_no_cache(options.alias):
         return
     entry, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"

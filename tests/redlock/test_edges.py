@@ -20,6 +20,7 @@ from django_rlock.locks import acquire, watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.middleware import LockMiddleware
+from tests.background import settle
 from tests.eventually import eventually
 from tests.inspection.reporting import pool_users
 from tests.redlock.conftest import holders, owner_of
@@ -100,6 +101,7 @@ def test_a_message_that_comes_twice(nodes):
         return outcome.info.state if outcome.info else outcome.retval
 
     assert deliver("1") == "done"
+    settle()  # the background thread records it
     assert deliver("1", redelivered=True) == "IGNORED"
     lock = rlock("report", using="quorum")
     taken, enough = threading.Event(), threading.Event()
