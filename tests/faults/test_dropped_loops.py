@@ -139,6 +139,7 @@ def test_a_dropped_task_is_not_woken_in_place_of_another_waiter(dropped):
 
 @pytest.mark.filterwarnings("ignore:unclosed event loop")
 def test_a_loop_that_nobody_refers_to_is_collected_with_its_connection():
+    server("default").close_idle()  # that of other tests
     loops = []
     for _ in range(3):
         loop = asyncio.new_event_loop()

@@ -96,11 +96,11 @@ ASKED = ["locked", "owned", "hold_count", "remaining_lease", "holders", "info", 
 COUNTERS: dict[str, Any] = {
     "semaphore": (
         lambda: Semaphore("stock:42"),
-        {"acquire": (1, 0), "release": (), "available_permits": (), "add_permits": (1,), "drain_permits": ()},
+        {"acquire": (1, False), "release": (), "available_permits": (), "add_permits": (1,), "drain_permits": ()},
     ),
     "permits": (
         lambda: PermitExpirableSemaphore("stock:42"),
-        {"set_permits": (2,), "acquire": (1, 0), "available_permits": (), "try_release": ("a" * 32,)},
+        {"set_permits": (2,), "acquire": (1, False), "available_permits": (), "try_release": ("a" * 32,)},
     ),
     "latch": (
         lambda: CountDownLatch("stock:42"),

@@ -198,7 +198,7 @@ def app():
 
 
 def test_what_a_task_left_is_not_the_next_ones(app, lock, redis_client, caplog):
-    @app.task(name="leaves")
+    @app.task(name="leaves", shared=False)
     def leaves() -> None:
         assert lock.acquire(wait_time=0)
         counts.append(HOLDS.snapshot()[0].count)
@@ -212,7 +212,7 @@ def test_what_a_task_left_is_not_the_next_ones(app, lock, redis_client, caplog):
 
 
 def test_a_task_inside_a_request_ends_its_own_only(app, redis_client):
-    @app.task
+    @app.task(shared=False)
     def leaves() -> None:
         RLock("stock:42").acquire()
 
@@ -223,7 +223,7 @@ def test_a_task_inside_a_request_ends_its_own_only(app, redis_client):
 
 
 def test_a_block_around_a_task_keeps_its_lock(app, lock):
-    @app.task
+    @app.task(shared=False)
     def leaves() -> None:
         lock.acquire()
 
@@ -234,7 +234,7 @@ def test_a_block_around_a_task_keeps_its_lock(app, lock):
 
 
 def test_a_lost_lock_is_forgotten(app):
-    @app.task(name="loses")
+    @app.task(name="loses", shared=False)
     def loses() -> None:
         lock = rlock("stock:42")
         lock.acquire()

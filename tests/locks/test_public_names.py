@@ -39,6 +39,7 @@ LOCK |= {
     "until_commit",
 }
 LOCK |= {"lease_time", "max_hold_time", "on_lost", "owner", "parts"}
+LOCK |= {"do_not_call_in_templates"}  # Django's: a lock is callable for the sake of its advice
 
 SEMAPHORE = DESCRIBES | WAITS
 SEMAPHORE |= {"acquire", "release", "available_permits", "add_permits", "try_set_permits", "delete"}
