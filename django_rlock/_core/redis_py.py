@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from inspect import Parameter, signature
@@ -220,22 +220,32 @@ def take_socket(connection: Any) -> socket.socket:
 @contextmanager
 def noting_replies(connection: Any, note: Callable[[], object]) -> Iterator[None]:
     """Call ``note`` whenever the server has replied while ``connection.connect()`` connects and logs in."""
+    own, steps = vars(connection), _noted_steps(connection, note)
+    try:
+        own.update(steps)
+        yield
+    finally:
+        _remove(own, steps)  # they refer to the connection
+
+
+def _noted_steps(connection: Any, note: Callable[[], object]) -> dict[str, Callable[..., Any]]:
     # An accepted TCP connection is not a reply: the kernel accepts it even if the server is stopped. Before TLS it
     # counts, because the handshake is the only step of redis-py with several round trips.
-    steps = {
+    calls = {
         "connect_to": (note, _ignore),  # a sentinel has replied
         "_wrap_socket_with_ssl": (note, note),
         "read_response": (_ignore, note),
     }
-    own = vars(connection)
-    try:
-        for name, (before, after) in steps.items():
-            if hasattr(connection, name):
-                own[name] = _noted(getattr(connection, name), before, after)
-        yield
-    finally:
-        for name in steps:
-            own.pop(name, None)  # they refer to the connection
+    return {
+        name: _noted(getattr(connection, name), before, after)
+        for name, (before, after) in calls.items()
+        if hasattr(connection, name)
+    }
+
+
+def _remove(table: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        table.pop(name, None)
 
 
 def _noted(step: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]) -> Callable[..., Any]:

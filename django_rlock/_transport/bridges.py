@@ -386,6 +386,8 @@ _LOOPS = {
 """The functions of these modules that a pool's thread runs as long as it lives."""
 _METHODS = f"{__package__}.calls", f"{__package__.partition('.')[0]}.locks."
 """The beginnings of the names of modules between a call of a lock's method and this one."""
+_WRAPPERS = "ddtrace.", "opentelemetry.", "sentry_sdk."
+"""The same for modules that wrap the jobs of pools, and do nothing under a lock that a job takes."""
 _CACHE, _RETURN, _INSTRUCTION = opmap.get("CACHE"), opmap["RETURN_VALUE"], 2
 """Two opcodes, and the size of an instruction in bytes."""
 
@@ -461,7 +463,7 @@ def running_job(owner: Owner) -> Job | None:
 def _only_passes_on(frame: FrameType) -> bool:
     """Whether a frame of a lock's method or of the project does nothing more than to return what it has called."""
     name = str(frame.f_globals.get("__name__"))
-    return name.startswith(_METHODS) or (name not in _RUNNERS and _returns_next(frame))
+    return name.startswith((*_METHODS, *_WRAPPERS)) or (name not in _RUNNERS and _returns_next(frame))
 
 
 def _returns_next(frame: FrameType) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -68,6 +69,13 @@ def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.Monke
     [crumb] = crumbs()
     assert crumb["level"] == "warning"
     assert crumb["message"].startswith("Lock 'stock:42' was still taken after 0.0")
+
+
+def test_a_job_that_only_takes_a_lock_is_refused() -> None:
+    """Sentry wraps the jobs of pools."""
+    sentry_sdk.init()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="a job of a thread pool that does nothing"):
+        pool.submit(RLock("stock:42").acquire).result()
 
 
 def test_a_server_that_is_away(crumbs: Any, settings: Any) -> None:
