@@ -10,9 +10,9 @@ from contextlib import closing
 import pytest
 
 from django_rlock._core import threads
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 
-LEASE = 1.0
+LEASE = 3.0
 
 
 class Debugger:
@@ -52,8 +52,9 @@ class Debugger:
         self._socket.close()
 
 
-def until_longer(redis_client, left: int) -> None:
-    eventually(lambda: redis_client.pttl("rlock:stock:42") > left)
+def until_renewed(redis_client) -> None:
+    end = redis_client.pexpiretime("rlock:stock:42")
+    eventually(lambda: redis_client.pexpiretime("rlock:stock:42") > end, PATIENCE)
 
 
 def test_a_breakpoint_inside_a_block_does_not_cost_the_lock(server, redis_client):
@@ -64,8 +65,8 @@ def test_a_breakpoint_inside_a_block_does_not_cost_the_lock(server, redis_client
         try:
             with closing(Debugger(json.loads(process.stdout.readline())["port"])) as debugger:
                 stopped = debugger.until_it_stops()
-                for _ in range(3):
-                    until_longer(redis_client, redis_client.pttl("rlock:stock:42"))
+                for _ in range(2):
+                    until_renewed(redis_client)
                 debugger.ask("continue", threadId=stopped["threadId"])
                 assert json.loads(process.stdout.readline()) == {"lost": False}
         finally:

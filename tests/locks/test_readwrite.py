@@ -52,8 +52,9 @@ def held(lock, owner=None) -> Hold:
 
 
 def left(redis_client) -> list[str]:
-    """What is in Redis besides the reports of processes, and the requests of forced releases."""
-    return [key for key in redis_client.scan_iter() if not key.startswith(("rlock_process", "rlock_requests"))]
+    """What is in Redis besides the reports and the history of processes, and the requests of forced releases."""
+    others = "rlock_process", "rlock_histor", "rlock_recent", "rlock_requests"
+    return [key for key in redis_client.scan_iter() if not key.startswith(others)]
 
 
 @pytest.fixture
