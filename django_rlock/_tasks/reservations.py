@@ -5,7 +5,7 @@ A message's reservation is a key in Redis, named after the lock, the task and th
 id>`` and a description for operators. The sender reserves the key for a short time before it sends the message, because
 it may die in between. Once the message is sent, the reservation is kept for ``lock_queue_time``. Until then other
 senders wait, and do not drop their message in favour of this one. So a stale reservation, left by a dead sender or a
-lost reply, never suppresses a message. docs/architecture.md has the table of states. The token is also a header of the
+lost reply, never suppresses a message. docs/design/tasks.md has the table of states. The token is also a header of the
 message. It makes late commands harmless: a sender does not prolong a reservation that its message has already released,
 and an expired message does not remove the reservation of another message.
 

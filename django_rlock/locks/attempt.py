@@ -45,7 +45,7 @@ class Attempt(Candidate):
     execute a copy late.
 
     A message that the lock was granted to this ticket proves the grant. Then ``granted_until`` is the time until which
-    the server certainly keeps it, and ``sent_at`` is when the message was read. docs/architecture.md has the proof.
+    the server certainly keeps it, and ``sent_at`` is when the message was read; docs/design/fair-queue.md proves it.
     ``clocks`` is the distance of the clocks before the ticket was drawn: if one of them has jumped since, the time that
     has passed is not known.
     """
@@ -136,7 +136,7 @@ class Attempt(Candidate):
     def _is_granted(self, waiter: Waiter) -> bool:
         """Whether a message proves a grant with enough time left. If in doubt False: then the waiter runs acquire.
 
-        docs/architecture.md proves this, under "When a waiter accepts the message of its grant".
+        docs/design/fair-queue.md proves this, under "When a waiter accepts the message of its grant".
         """
         # A message of an earlier wait has another ticket.
         if not self.ticket or waiter.ticket != self.ticket:

@@ -9,7 +9,7 @@ from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("README*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted(DOCS.rglob("*.md"))]
 TRANSLATED = [page for page in PAGES if page.name.count(".") > 1]
 """As README.zh-Hans.md; each stands beside the page that it translates."""
 

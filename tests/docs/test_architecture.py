@@ -1,13 +1,11 @@
-"""docs/architecture.md: its layers are those of the contract, its files exist, its figures are those of the code."""
+"""docs/architecture.md and its papers: layers are those of the contract, files exist, figures are those of the code."""
 
 import re
 import tomllib
-from pathlib import Path
 
 from django_rlock import FairLock
 from django_rlock.locks import heartbeats, watchdog
-
-ROOT = Path(__file__).parents[2]
+from tests.docs.pages import DOCS, ROOT
 
 
 def contract() -> list[set[str]]:
@@ -17,8 +15,8 @@ def contract() -> list[set[str]]:
     return [set(re.findall(r"\w+", row)) for row in reversed(layers)]
 
 
-def page() -> str:
-    return (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+def page(name: str = "architecture.md") -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
 
 
 def documented() -> list[set[str]]:
@@ -31,15 +29,16 @@ def test_the_page_shows_the_contract():
     assert documented() == contract()
 
 
-def test_the_files_that_it_names_exist():
-    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))`", page())
+def test_the_files_that_they_name_exist():
+    text = page() + "".join(paper.read_text(encoding="utf-8") for paper in (DOCS / "design").glob("*.md"))
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))`", text)
     assert "locks/watchdog.py" in named
     places = [ROOT, ROOT / "django_rlock", ROOT / "django_rlock/_transport"]
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-def test_its_figures_are_those_of_the_code():
-    background = page().split("## Commands in the background\n")[1].split("\n## ")[0]
+def test_the_figures_are_those_of_the_code():
+    background = page("design/connections.md").split("## Commands in the background\n")[1].split("\n## ")[0]
     for text in (
         f"one script for up to {watchdog.AT_ONCE} holds; in a cluster one for each, {watchdog.AT_ONCE} in a packet",
         f"one script for each hold, {watchdog.AT_ONCE} in a packet",

@@ -90,6 +90,6 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 def test_what_messages_name_is_there() -> None:
     for file in (ROOT / "django_rlock").rglob("*.py"):
-        for target, anchor in re.findall(r"\b(docs/\w+\.md)(?:#(\w[\w-]*))?", file.read_text(encoding="utf-8")):
+        for target, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(?:#(\w[\w-]*))?", file.read_text(encoding="utf-8")):
             assert not anchor or anchor in anchors(ROOT / target), f"{file}: {target}#{anchor}"
             assert (ROOT / target).exists(), f"{file}: {target}"

@@ -1,4 +1,4 @@
-"""docs/architecture.md, "How to add a kind": the lock of its example works, made from the page alone."""
+"""docs/design/kinds.md, "How to add a kind": the lock of its example works, made from the page alone."""
 
 import pytest
 
@@ -14,7 +14,7 @@ HELD = "already held by this owner"
 def once_lock(monkeypatch: pytest.MonkeyPatch) -> type[BaseLock]:
     """The class that the page defines, under its name in ``KINDS``."""
     names: dict[str, type[BaseLock]] = {}
-    (example,) = [block for block in blocks(DOCS / "architecture.md") if "class OnceLock" in block.code]
+    (example,) = [block for block in blocks(DOCS / "design/kinds.md") if "class OnceLock" in block.code]
     exec(example.code, names)
     made = names["OnceLock"]
     monkeypatch.setitem(KINDS, made.kind, made)

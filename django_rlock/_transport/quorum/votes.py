@@ -97,8 +97,7 @@ class Restarts:
 
 # --- proposals --------------------------------------------------------------------------------------------------------
 
-# The fencing token that a client proposes, so that the nodes agree on one in a single round: see docs/architecture.md,
-# "RedLock's token".
+# The fencing token that a client proposes, so that the nodes agree on it in one round: see docs/design/redlock.md.
 
 AHEAD = 100_000
 """How far a node lets a proposal be ahead of its clock, in µs; ``token.lua`` has the same."""
