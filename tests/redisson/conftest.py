@@ -1,4 +1,4 @@
-"""Redisson's own tests, ported: the same meaning, through both bindings. The table is docs/redisson-tests.md.
+"""Redisson's own tests, ported: the same meaning, through both bindings. The table is docs/design/redisson-tests.md.
 
 Seconds have become tenths, and sleeps have become events. What the table points at elsewhere is not repeated here.
 """

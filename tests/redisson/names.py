@@ -1,4 +1,4 @@
-"""Redisson's test classes and their tests: docs/redisson-tests.md has a section for each, and a row for each."""
+"""Redisson's test classes and their tests: docs/design/redisson-tests.md has a section for each, and a row for each."""
 
 NAMES: dict[str, str] = {
     "RedissonLockTest": """

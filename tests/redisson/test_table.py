@@ -1,4 +1,4 @@
-"""docs/redisson-tests.md has a row for each test of Redisson's, and names only tests that are there."""
+"""docs/design/redisson-tests.md has a row for each test of Redisson's, and names only tests that are there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.redisson.names import NAMES
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/redisson-tests.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/design/redisson-tests.md").read_text(encoding="utf-8")
 SECTIONS = {
     part.partition("\n")[0]: re.findall(r"^\| (\w+) \| (.*?) \| ?(.*?) ?\|$", part, re.MULTILINE)
     for part in PAGE.split("\n## ")[1:]
