@@ -12,7 +12,9 @@ import _thread
 import asyncio
 import contextlib
 import math
+import re
 import sys
+import tempfile
 import threading
 import weakref
 from collections import deque
@@ -265,6 +267,36 @@ def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
     for call in calls:
         call.wait()
     return [call.outcome for call in calls]
+
+
+# --- the stacks of threads --------------------------------------------------------------------------------------------
+
+StackLine = tuple[str, int, str]
+"""File, line and function."""
+MOST_DUMPED = 100
+"""The number of threads whose stacks faulthandler shows."""
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+"""Of faulthandler."""
+
+
+def calls_by_thread() -> dict[int, list[StackLine]]:
+    """Where each thread is, by its ident, from the innermost call to the outermost one."""
+    dump = ""
+    with (
+        contextlib.suppress(OSError, ImportError),  # a subinterpreter has no faulthandler
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file,
+    ):
+        import faulthandler
+
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        dump = file.read()
+    return {
+        int(thread[1], 16): [(name, int(line), function) for name, line, function in _LINE.findall(section)]
+        for section in dump.split("\n\n")
+        if (thread := _THREAD.match(section))
+    }
 
 
 # --- events of asyncio tasks ------------------------------------------------------------------------------------------

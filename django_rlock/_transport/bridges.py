@@ -9,10 +9,8 @@ import gc
 import linecache
 import math
 import queue
-import re
 import selectors
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +24,7 @@ import asgiref.sync
 from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync
 
+from django_rlock._core.threads import MOST_DUMPED, StackLine, calls_by_thread
 from django_rlock._transport.identity import Owner, running_loop
 
 # --- bridges ----------------------------------------------------------------------------------------------------------
@@ -47,9 +46,6 @@ _PLUMBING = (
     str(Path(__file__).parents[1]),
 )
 """The beginnings of the files whose lines are not shown: those of Python's and asgiref's bridges, and our own."""
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
-_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-"""Of faulthandler."""
 
 _ASGIREF = {"asgiref.sync"}
 _SCOPES = {"anyio._backends._asyncio", "async_timeout"}
@@ -59,8 +55,6 @@ _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_
 """Callbacks by which asyncio links a future to the future that it stands for."""
 _RESULT = "_chain_future.<locals>._call_set_state"
 """The callback by which asyncio passes the result of a task to the future that stands for it."""
-_MOST_DUMPED = 100
-"""The number of threads whose stacks faulthandler shows."""
 
 _IN_RESULT = [
     [(str(threading.__file__), "wait"), (str(concurrent.futures._base.__file__), function)]  # noqa: SLF001
@@ -74,8 +68,6 @@ _LOOKS, _PAUSE = 100, 0.001
 
 _FUTURES = asyncio.Future, concurrent.futures.Future
 Task = asyncio.Task[Any]
-Call = tuple[str, int, str]
-"""File, line and function."""
 
 
 def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
@@ -125,7 +117,7 @@ def stack_of(owner: Owner) -> list[str]:
     return [f'File "{file}", line {line}, in {function}' for file, line, function in calls]
 
 
-def _calls_of_task(task: Task) -> list[Call]:
+def _calls_of_task(task: Task) -> list[StackLine]:
     """The frames of a task's coroutines, the innermost last, with the frames inside them if a thread runs them now."""
     calls = _calls_in(_coroutine_frames(task))
     if calls and getattr(task.get_coro(), "cr_running", False):
@@ -137,31 +129,13 @@ def _calls_of_task(task: Task) -> list[Call]:
     return calls
 
 
-def _calls_in(frames: Iterable[FrameType]) -> list[Call]:
+def _calls_in(frames: Iterable[FrameType]) -> list[StackLine]:
     return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
 
 
-def calls_of(thread: int) -> list[Call]:
+def calls_of(thread: int) -> list[StackLine]:
     """Where a thread is, from the innermost call to the outermost one."""
-    return _calls_by_thread().get(thread, [])
-
-
-def _calls_by_thread() -> dict[int, list[Call]]:
-    dump = ""
-    with (
-        contextlib.suppress(OSError, ImportError),  # a subinterpreter has no faulthandler
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file,
-    ):
-        import faulthandler
-
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        dump = file.read()
-    return {
-        int(thread[1], 16): [(name, int(line), function) for name, line, function in _LINE.findall(section)]
-        for section in dump.split("\n\n")
-        if (thread := _THREAD.match(section))
-    }
+    return calls_by_thread().get(thread, [])
 
 
 def _task_of(owner: Owner) -> Task | None:
@@ -246,10 +220,10 @@ def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:
         waiting = list(future._condition._waiters)  # noqa: SLF001 - of Python
         if not waiting:
             continue
-        calls = _calls_by_thread()
+        calls = calls_by_thread()
         waiters = [each for each, its in calls.items() if [call[::2] for call in its[:2]] in _IN_RESULT]
         if (
-            len(calls) < _MOST_DUMPED
+            len(calls) < MOST_DUMPED
             and thread in waiters
             and len(waiters) == len(waiting)
             and linecache.getline(*calls[thread][0][:2]).strip() == _UNLIMITED
