@@ -19,6 +19,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
+from django_rlock._core.clock import LONGEST, limit_for
 from django_rlock._core.process import forget_settings, remembered
 from django_rlock._core.redis_py import EXAMPLE, SCHEMES, is_well_formed, locations
 from django_rlock._core.text import shown
@@ -28,8 +29,6 @@ STORES = ("cache", "embedded", "memory")
 DJANGOS_CACHES = "django.core.cache.backends."
 KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
-LONGEST = 100 * 365 * 24 * 3600.0
-"""The longest duration, in seconds; Redis refuses expiries beyond the range of its clock."""
 MEMORY = "memory://"
 """The URL of locks in a process's memory. In NODES, ``memory://1`` is a node in memory."""
 EMBEDDED = "embedded://"
@@ -132,7 +131,7 @@ def _function(value: object) -> Any:
 
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST:
-        raise _RefusedError("a number of seconds above 0")
+        raise _RefusedError(f"a number of seconds above 0{limit_for(value)}")
     return float(value)
 
 
@@ -140,7 +139,7 @@ def _wait_seconds(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        raise _RefusedError("a number of seconds, 0 to try once, or None to wait forever")
+        raise _RefusedError(f"a number of seconds, 0 to try once{limit_for(value)}, or None to wait forever")
     return float(value)
 
 

@@ -19,6 +19,9 @@ from functools import partial
 JUMP = 0.25
 """The tolerated movement of the wall clock against this clock, in seconds: two readings may be that far apart."""
 
+LONGEST = 100 * 365 * 24 * 3600.0
+"""The longest duration, in seconds; Redis refuses expiries beyond the range of its clock."""
+
 
 def _suspension_proof() -> int:
     clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -53,3 +56,9 @@ def pretend_jump(seconds: float) -> None:
 def has_jumped(since: float) -> bool:
     """Whether either clock has jumped since ``wall_offset()`` returned ``since``."""
     return abs(wall_offset() - since) > JUMP
+
+
+def limit_for(value: object) -> str:
+    """For the error about a duration that is refused: the limit, if the value exceeds it."""
+    exceeds = isinstance(value, int | float) and value > LONGEST
+    return f" (the longest is {LONGEST:.0f} s, 100 years)" if exceeds else ""

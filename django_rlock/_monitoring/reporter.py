@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
-from django_rlock._core.clock import monotonic
+from django_rlock._core.clock import LONGEST, monotonic
 from django_rlock._core.process import Owned, on_exit
 from django_rlock._monitoring.documents import HEARTBEAT, describe_process, described_context
 from django_rlock._monitoring.recorder import HotLock, Recents, Recorder, server_clock
@@ -33,7 +33,7 @@ from django_rlock._transport.registry import Command, commands_to, listener
 from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import Hold, Wait
-from django_rlock.settings import LONGEST, get_settings, server_aliases
+from django_rlock.settings import get_settings, server_aliases
 
 Item = Hold | Wait
 

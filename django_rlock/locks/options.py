@@ -12,8 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_rlock._core.callbacks import log
+from django_rlock._core.clock import LONGEST, limit_for
 from django_rlock._redis import keys
-from django_rlock.settings import LONGEST, AliasSettings
+from django_rlock.settings import AliasSettings
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -57,7 +58,8 @@ def duration(argument: str, none: str = "", least: float = 0.0) -> Callable[[Dur
             raise TypeError(f"{argument} must be seconds as a number or a timedelta, {expected}; not {value!r}.")
         if not least <= seconds < _RARE:  # nan fails this test too
             if not 0 <= seconds <= LONGEST:
-                raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}.")
+                limit = limit_for(seconds)
+                raise ValueError(f"{argument} must be a number of seconds {expected}; not {value!r}{limit}.")
             if seconds < least:
                 raise ValueError(f"{argument} must be at least {least} s, not {value!r}{otherwise}.")
             if not isinstance(value, timedelta):

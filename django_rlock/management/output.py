@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -18,13 +19,14 @@ from unicodedata import combining, east_asian_width
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
+from django_rlock._core.clock import LONGEST, limit_for
 from django_rlock._core.text import printable
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.inspection import near_names
 from django_rlock.locks.infos import LockInfo
 from django_rlock.locks.options import checked_text
 from django_rlock.management import ERROR, USAGE
-from django_rlock.settings import LONGEST, get_aliases, unknown_alias
+from django_rlock.settings import get_aliases, unknown_alias
 
 CLEAR = "\x1b[H\x1b[2J"
 """Clears a terminal's screen, and leaves its history."""
@@ -240,11 +242,12 @@ def wait_seconds(text: str) -> float | None:
 
 
 def _seconds(text: str, expected: str) -> float:
+    value = math.nan
     with suppress(ValueError):
         value = float(text)
-        if 0 <= value <= LONGEST:
-            return value
-    raise ArgumentTypeError(f"must be {expected}, not {text!r}")
+    if not 0 <= value <= LONGEST:
+        raise ArgumentTypeError(f"must be {expected}, not {text!r}{limit_for(value)}")
+    return value
 
 
 def check_usage(using: str | None, names: Iterable[str] = ()) -> None:

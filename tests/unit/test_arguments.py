@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from datetime import timedelta
 from decimal import Decimal
 
@@ -39,6 +40,16 @@ def kind(request):
 @pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: str(value)[:12])
 def test_bad_number(kind, argument, value):
     with pytest.raises(ValueError, match=f"^{argument} must be a number of seconds"):
+        kind("stock:42", **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize(
+    "value", [threading.TIMEOUT_MAX, math.inf, 10**400, timedelta.max], ids=lambda value: str(value)[:9]
+)
+def test_a_duration_that_is_too_long_is_told_the_longest(kind, argument, value):
+    """It was told to be a number of seconds, which it is."""
+    with pytest.raises(ValueError, match=r"; None .*; not .* \(the longest is 3153600000 s, 100 years\)\.$"):
         kind("stock:42", **{argument: value})
 
 
