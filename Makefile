@@ -16,7 +16,7 @@ CORE := $(addprefix tests/,unit scripts web faults/test_forks.py faults/test_jum
   $(patsubst %,locks/test_%.py,behaviour expirable fenced groups latch multi readwrite semaphore sharing_names spin \
     tasks_as_owners wake_ups) \
   $(patsubst %,tasks/test_%.py,checks dead_children exclusion in_process options) \
-  $(patsubst %,admin/test_%.py,checks force_release pages))
+  admin/test_checks.py $(patsubst %,console/test_%.py,force_release pages))
 
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)

@@ -17,7 +17,6 @@ class RLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_rlock import inspection  # noqa: F401 - it registers itself, and the reports with it
         from django_rlock._tasks.checks import check_tasks
         from django_rlock._web.reads import warn_of_old_values
         from django_rlock.checks import (
@@ -28,6 +27,7 @@ class RLockConfig(AppConfig):
             check_settings,
             warn_inside_uwsgi,
         )
+        from django_rlock.console import inspection  # noqa: F401 - it registers itself, and the reports with it
         from django_rlock.middleware import hear_of_ends
 
         checks.register(check_settings, checks.Tags.caches)

@@ -8,7 +8,7 @@ never are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial, update_wrapper, wraps
 from glob import escape
@@ -33,8 +33,8 @@ from django_rlock._tasks.naming import BODY
 from django_rlock._tasks.reservations import Reservation, send_once, sent
 from django_rlock._tasks.runs import Run, locks_held, run_message
 from django_rlock._tasks.task import OPTIONS, AbstractTask, P, R_co, Skipped, TaskOptions
-from django_rlock.inspection import iter_locks
 from django_rlock.locks import BaseLock
+from django_rlock.locks.holds import INSPECTOR
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -245,7 +245,7 @@ def _overlapping_runs(lock: BaseLock) -> LockInfo | None:
     LockUnavailableError if Redis is unreachable.
     """
     info = lock.info()
-    found = iter_locks(lock.using, f"{escape(lock.name)}:*")
+    found: Iterable[LockInfo] = INSPECTOR.matching(lock.using, f"{escape(lock.name)}:*")
     runs = [each for each in found if each.holder.owner.endswith(each.name.removeprefix(lock.name))]
     if not runs:
         return info

@@ -147,7 +147,7 @@ def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
 
 
 def _public_folder(entry: str, folder: str) -> Iterator[CheckMessage]:
-    from django_rlock._stores.embedded import public_parent  # of the extra "embedded"
+    from django_rlock._embedded import public_parent  # of the extra "embedded"
 
     if parent := public_parent(Path(folder)):
         text = (

@@ -1,1 +1,1 @@
-"""The processes' reports about their locks: writing them, reading them, and combining them with the locks' state."""
+"""The reports and the history that each process writes about its locks, for the console."""

@@ -1,1 +1,1 @@
-"""Stores that need no server of the project: an embedded server on this machine, and the memory of this process."""
+"""The store in the memory of this process, which needs no server."""

@@ -336,9 +336,9 @@ def _start_store(using: str, pool: redis.ConnectionPool) -> None:
 
 
 def _embedded() -> ModuleType:
-    from django_rlock._stores import embedded
+    from django_rlock import _embedded
 
-    return embedded
+    return _embedded
 
 
 def _memory() -> ModuleType:

@@ -292,12 +292,13 @@ class Newcomers:
 
 
 class Inspector:
-    """The functions of the inspection layer for locks: describe a lock, name its holder in one line, and a known owner
-    of it."""
+    """The console's functions for locks: describe a lock, name its holder in one line, and a known owner of it; list an
+    alias's locks whose names match a pattern."""
 
     describe: Callable[[Any], Any] = staticmethod(lambda _lock: None)
     holder: Callable[[Named], str | None] = staticmethod(lambda _lock: None)
     owner: Callable[[Named, str], str | None] = staticmethod(lambda _lock, _owner: None)
+    matching: Callable[[str, str], Iterable[Any]] = staticmethod(lambda _using, _pattern: ())
 
 
 HOLDS = Holds()

@@ -21,8 +21,8 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from django_rlock._core.clock import LONGEST, limit_for
 from django_rlock._core.text import printable
+from django_rlock.console.inspection import near_names
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import near_names
 from django_rlock.locks.infos import LockInfo
 from django_rlock.locks.options import checked_text
 from django_rlock.management import ERROR, USAGE

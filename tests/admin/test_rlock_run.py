@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from django_rlock import rlock
-from tests.admin.test_commands import fails, shell
 from tests.conftest import OwnServer
+from tests.console.reporting import held
+from tests.console.test_commands import fails, shell
 from tests.eventually import PATIENCE, eventually
 from tests.forms import long
-from tests.inspection.reporting import held
 
 USAGE, UNAVAILABLE, LOST, TAKEN, NOT_FOUND = 2, 69, 70, 75, 127
 

@@ -10,13 +10,13 @@ from playwright.sync_api import Browser, Error, Page, Route, expect
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
-from tests.admin.pages import LIST, detail
 from tests.browser.accessibility import violations
 from tests.conftest import OwnServer
+from tests.console.crowd import beating, plant_locks, plant_past
+from tests.console.pages import LIST, detail
+from tests.console.processes import Process
 from tests.eventually import eventually
 from tests.forms import long
-from tests.inspection.crowd import beating, plant_locks, plant_past
-from tests.inspection.processes import Process
 
 PROCESSES = f"{LIST}processes/"
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"

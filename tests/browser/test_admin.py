@@ -8,16 +8,16 @@ import redis
 from playwright.sync_api import Page, Route, expect
 from pytest_django import Settings
 
-from django_rlock._monitoring.history import read_history
+from django_rlock.console.history import read_history
 from django_rlock.inspection import iter_locks
-from tests.admin.pages import LIST
+from tests.console.busy import BusyProcess
+from tests.console.crowd import plant_locks
+from tests.console.pages import LIST
+from tests.console.past import Past
+from tests.console.processes import Process
+from tests.console.test_inspection import fall_silent
 from tests.eventually import eventually
 from tests.forms import long
-from tests.inspection.busy import BusyProcess
-from tests.inspection.crowd import plant_locks
-from tests.inspection.past import Past
-from tests.inspection.processes import Process
-from tests.inspection.test_inspection import fall_silent
 
 SCREENSHOT = os.environ.get("RLOCK_SCREENSHOT")
 """Set to anything, the list is drawn for the README."""

@@ -10,12 +10,12 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.admin.pages import LIST, detail
 from tests.browser.accessibility import violations
 from tests.browser.conftest import log_in
+from tests.console.crowd import beating, plant_locks
+from tests.console.pages import LIST, detail
 from tests.eventually import PATIENCE
 from tests.forms import long
-from tests.inspection.crowd import beating, plant_locks
 
 pytest.importorskip("unfold", reason="django-unfold is not installed")
 

@@ -299,7 +299,7 @@ def _until_it_waits(call: Future[Any], name: str) -> None:
 
 def _wait_for_answers() -> None:
     """Let who asks for a holder stop where redis-py does."""
-    from django_rlock import inspection
+    from django_rlock.console import inspection
 
     inspection.ANSWER_WITHIN = UNSEEN
 

@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from django_rlock import distributed_lock, rlock
 from django_rlock._core.clock import monotonic
-from django_rlock._monitoring.reading import asking
+from django_rlock.console.reading import asking
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.inspection import force_release, iter_locks, listed_aliases, lock_info, lock_infos
 from django_rlock.locks import acquire, watchdog
@@ -21,8 +21,8 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.middleware import LockMiddleware
 from tests.background import settle
+from tests.console.reporting import pool_users
 from tests.eventually import eventually
-from tests.inspection.reporting import pool_users
 from tests.redlock.conftest import holders, owner_of
 
 

@@ -18,7 +18,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock, rlock
-from django_rlock._stores import embedded, supervisor
+from django_rlock import _embedded as embedded
+from django_rlock._embedded import supervisor
 from django_rlock._transport.servers import get_client, server
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info

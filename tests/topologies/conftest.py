@@ -8,8 +8,8 @@ import pytest
 from pytest_django import Settings
 
 from tests.bindings import binding, kind, nothing_left, pytest_pyfunc_call
+from tests.console.conftest import past
 from tests.forms import long
-from tests.inspection.conftest import past
 from tests.topologies.servers import TOPOLOGIES, Topology
 
 __all__ = ["binding", "kind", "nothing_left", "past", "pytest_pyfunc_call"]

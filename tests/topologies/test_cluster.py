@@ -17,7 +17,6 @@ from redis.exceptions import AuthenticationError
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
 from django_rlock._core.redis_py import slot_of
-from django_rlock._monitoring.reading import asking
 from django_rlock._monitoring.reporter import Publisher
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.cluster import ClusterClient
@@ -25,6 +24,7 @@ from django_rlock._transport.registry import async_driver, sync_driver
 from django_rlock._transport.servers import _ask_slots, cluster_client, server, slot_map
 from django_rlock._transport.worker import CleanUps, worker
 from django_rlock.checks import check_settings
+from django_rlock.console.reading import asking
 from django_rlock.inspection import iter_locks
 from django_rlock.locks import release
 from django_rlock.locks.holds import HOLDS, WAITS

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_rlock import FairLock, LockLostError, MultiLock, RLock
-from django_rlock._monitoring.reading import asking
 from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import RETRY
+from django_rlock.console.reading import asking
 from django_rlock.locks import heartbeats
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now

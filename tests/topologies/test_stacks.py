@@ -9,13 +9,13 @@ from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock._monitoring import reporter
-from django_rlock._monitoring.timeline import read_timeline
-from django_rlock.inspection import holder_stack
+from django_rlock.console.inspection import holder_stack
+from django_rlock.console.timeline import read_timeline
 from example_project.embedded import EmbeddedServer
 from tests.conftest import OwnServer
+from tests.console.past import Past
+from tests.console.reporting import held
 from tests.eventually import PATIENCE, eventually
-from tests.inspection.past import Past
-from tests.inspection.reporting import held
 from tests.topologies.servers import Topology
 
 

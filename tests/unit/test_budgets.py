@@ -31,8 +31,11 @@ from tests.eventually import PATIENCE
 
 ROOT = Path(django_rlock.__file__).parent
 
-FILES = 130
-"""How many files the package may have. The aim is 110. A second subject in a file of 500 lines gets its own file."""
+BEHIND_DOORS = {"console", "admin", "inspection", "templatetags", "_embedded"}
+"""What a reader of the core need not know: the console with its public modules, and the embedded server."""
+FILES = {"core": 115, "behind doors": 19}
+"""How many files the package may have. The aim for the core is 110. A second subject in a file of 500 lines gets its
+own file."""
 LONGEST_FILE = 500
 """How many lines a file may have."""
 CHAIN = 19
@@ -95,7 +98,9 @@ def longest_chain(edges: dict[str, set[str]]) -> int:
 
 def test_the_package_has_no_more_files_and_none_is_long():
     paths = modules().values()
-    assert len(paths) <= FILES
+    apart = sum(path.relative_to(ROOT).with_suffix("").parts[0] in BEHIND_DOORS for path in paths)
+    assert len(paths) - apart <= FILES["core"]
+    assert apart <= FILES["behind doors"]
     assert {path.name for path in paths if path.read_text(encoding="utf-8").count("\n") > LONGEST_FILE} == set()
 
 

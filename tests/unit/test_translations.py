@@ -19,7 +19,7 @@ from django.utils.translation import to_language
 from django.utils.translation.template import templatize
 from pytest_django import Settings
 
-from django_rlock.templatetags.rlock import duration, precise, rate
+from django_rlock.console.tags import duration, precise, rate
 
 PACKAGE = Path(__file__).parents[2] / "django_rlock"
 CATALOGUES = sorted(PACKAGE.glob("locale/*/LC_MESSAGES/django.po"))

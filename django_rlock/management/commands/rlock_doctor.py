@@ -18,8 +18,8 @@ from django.core.management.base import CommandError
 from django_rlock._core.text import printable, redacted
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, plain_mark
 from django_rlock._transport.servers import SERVER_ERRORS, clients_of, is_cluster
+from django_rlock.console.diagnosis import WITHIN, Finding, Level, diagnose, findings_of
 from django_rlock.management import ERROR, USAGE
-from django_rlock.management.diagnosis import WITHIN, Finding, Level, diagnose, findings_of
 from django_rlock.management.output import (
     CLEAR,
     ShellCommand,

@@ -10,11 +10,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
-from django_rlock._monitoring.history import LockEvent
-from django_rlock._monitoring.survey import HEADINGS
-from django_rlock._monitoring.timeline import Span, Timeline, read_timeline
+from django_rlock.console.history import LockEvent
+from django_rlock.console.inspection import find_named, holder_stack, number_at
+from django_rlock.console.reading import listed_aliases
+from django_rlock.console.survey import HEADINGS
+from django_rlock.console.timeline import Span, Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import find_named, holder_stack, listed_aliases, number_at
 from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
 from django_rlock.management import NOTHING_MATCHED
 from django_rlock.management.output import (

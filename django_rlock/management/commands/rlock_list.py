@@ -12,8 +12,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
-from django_rlock._monitoring.survey import HEADINGS
-from django_rlock.inspection import find_locks, find_queued
+from django_rlock.console.inspection import find_locks, find_queued
+from django_rlock.console.survey import HEADINGS
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
 from django_rlock.management import NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (

@@ -15,20 +15,18 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
-from django_rlock._monitoring.reading import MOST_AHEAD
-from django_rlock._monitoring.rows import SILENT_AFTER
-from django_rlock._monitoring.survey import with_queued
-from django_rlock.exceptions import LockUnavailableError
-from django_rlock.inspection import (
-    QueuedMessage,
+from django_rlock.console.inspection import (
     find_locks,
     find_named,
     find_queued,
     force_release,
-    free_reservations,
     take_survey,
 )
-from django_rlock.locks.infos import Holder, LockInfo
+from django_rlock.console.reading import MOST_AHEAD
+from django_rlock.console.rows import SILENT_AFTER
+from django_rlock.console.survey import free_reservations, with_queued
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.locks.infos import Holder, LockInfo, QueuedMessage
 from django_rlock.management import ERROR, NOTHING_MATCHED, USAGE
 from django_rlock.management.output import (
     ShellCommand,

@@ -1,0 +1,458 @@
+"""Problems of the locks' servers, and their remedies, for operators."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+import redis
+from django.core.checks import ERROR, CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import AskError, ClusterCrossSlotError, MovedError
+
+from django_rlock._core import threads
+from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import meaning_of
+from django_rlock._core.redis_py import slot_of
+from django_rlock._core.text import redacted
+from django_rlock._redis.keys import redisson_channel, wake_channel
+from django_rlock._transport.calls import REPLY_GRACE
+from django_rlock._transport.cluster import SLOTS
+from django_rlock._transport.servers import (
+    SERVER_ERRORS,
+    address_of,
+    check_entry,
+    clients_of,
+    is_cluster,
+    slot_map,
+    source,
+)
+from django_rlock.console.causes import cause_of
+from django_rlock.console.reading import server_names
+from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
+from django_rlock.locks import MultiLock, RLock, rlock
+from django_rlock.settings import AliasSettings, get_settings, server_aliases
+
+# --- checks of a server's INFO ----------------------------------------------------------------------------------------
+
+Level = Literal["ok", "warning", "error"]
+Info = Mapping[str, Any]
+Seen = tuple[str, Level, str, str]
+"""A check, its level, a text and advice."""
+
+OLDEST = (6, 2)
+"""The oldest version of Redis that runs the scripts."""
+SHARDED = (7, 0)
+"""The oldest version with sharded channels, which wake waiters in a cluster."""
+NEARLY = 0.9
+"""The share of a limit above which a warning is shown."""
+
+
+def _version(info: Info, options: AliasSettings) -> Seen:
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    text = f"{product} {info.get('valkey_version') or info.get('redis_version')}"
+    speaks = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdigit())
+    if speaks < OLDEST:
+        return "version", "error", f"{text} is too old", "Use Redis 6.2 or newer, or Valkey."
+    if speaks < SHARDED and is_cluster(options.alias):
+        text = f"{text} has no sharded channels: in a cluster waiters are never woken"
+        return "version", "error", text, "Use Redis 7 or newer, or Valkey, in a cluster."
+    return "version", "ok", text, ""
+
+
+def _eviction(info: Info, _options: AliasSettings) -> Seen:
+    policy, most = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
+    if policy == "noeviction":
+        return "eviction", "ok", "noeviction", ""
+    text = f"maxmemory-policy is {policy}: an evicted lock is lost"
+    advice = "Set maxmemory-policy to noeviction, or give the locks a separate server."
+    if most:
+        return "eviction", "error", text, advice
+    return "eviction", "warning", f"{text}, once maxmemory is set", advice
+
+
+def _memory(info: Info, _options: AliasSettings) -> Seen | None:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    text = f"{used / 1e6:.1f} of {most / 1e6:.1f} MB are used: a full server refuses locks"
+    advice = "Raise maxmemory or free memory, and keep locks away from a full cache."
+    return _of_limit("memory", used, most, text, advice)
+
+
+def _clients(info: Info, _options: AliasSettings) -> Seen | None:
+    connected, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    text = f"{connected} of {most} connections are open: at the limit new processes get no locks"
+    return _of_limit("clients", connected, most, text, "Raise the server's maxclients, or use fewer clients.")
+
+
+def _of_limit(check: str, used: int, most: int, text: str, advice: str) -> Seen | None:
+    """A finding if a limit is nearly reached; there is none if ``most`` is 0."""
+    if not most or used <= NEARLY * most:
+        return None
+    return check, "error" if used >= most else "warning", text, advice
+
+
+def _persistence(info: Info, options: AliasSettings) -> Seen:
+    advice = "Set appendonly yes; with NODES, QUARANTINE compensates for it."
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        text = "the last snapshot failed; by default the server then refuses writes, so it grants no locks"
+        return "persistence", "error", text, "Read its log: the disk may be full."
+    if int(info.get("aof_enabled", 0)):
+        return "persistence", "ok", "append-only file", ""
+    if options.nodes is not None and options.longest_lease is not None:
+        return "persistence", "ok", f"none or snapshots; a restarted node waits {options.longest_lease:g} s", ""
+    text = "no append-only file: a restart loses held locks"
+    return "persistence", "warning", text, advice
+
+
+def _replication(info: Info, options: AliasSettings) -> Seen:
+    role, replicas = info.get("role"), int(info.get("connected_slaves", 0))
+    if role != "master":
+        return "replicas", "error", f"it is a {role}, which refuses writes", "Connect to the primary, or use sentinels."
+    wanted = options.replica_acks
+    if isinstance(wanted, int) and wanted > replicas:
+        text = f"{replicas} connected, but REPLICA_ACKS needs {wanted}: no lock can be taken"
+        return "replicas", "error", text, "Start replicas, or lower REPLICA_ACKS."
+    if wanted and not replicas:
+        return "replicas", "warning", f"none is connected, but REPLICA_ACKS is {wanted!r}", "Start replicas."
+    if replicas and not wanted:
+        text = f"{replicas} connected; a failover may lose a lock"
+        return "replicas", "ok", text, "REPLICA_ACKS makes such a loss rare, a FencedLock makes it harmless."
+    return "replicas", "ok", f"{replicas} connected", ""
+
+
+INFO_CHECKS: tuple[Callable[[Info, AliasSettings], Seen | None], ...] = (
+    _version,
+    _eviction,
+    _memory,
+    _clients,
+    _persistence,
+    _replication,
+)
+
+
+# --- diagnosis --------------------------------------------------------------------------------------------------------
+
+# The findings about an alias. The checks of a server take a few seconds at most.
+
+SLOW = 0.01
+"""A usual reply time above this makes all locks slow, in seconds."""
+SLOW_CONNECT = 0.5
+"""Connecting and logging in should not take longer, in seconds."""
+SKEW = 0.1
+"""The allowed difference between the clocks of a RedLock's nodes, in seconds: tokens may be this far ahead."""
+PINGS = 20
+CONNECTIONS = 4
+"""The number of connections to compare, to find several servers behind one address."""
+KEYS = 16
+"""The number of keys to look up, to find a node of a cluster that lacks some of them."""
+PAIRS = 8
+"""The number of locks to try in pairs, to find a proxy that spreads locks over servers."""
+WITHIN = 2.0
+"""The time limit for each reply, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check of a ``server``, or of the settings (""); ``advice`` says what to do."""
+
+    alias: str
+    server: str
+    check: str
+    level: Level
+    text: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def diagnose(alias: str) -> Iterator[Finding]:
+    """All findings about an alias, each produced on demand."""
+    try:
+        options = get_settings(alias)
+        for server in server_aliases(alias):
+            check_entry(server)
+    except ImproperlyConfigured as error:
+        yield Finding(alias, "", "settings", "error", str(error), "Correct RLOCK and CACHES.")
+        return
+    yield from _sentinels(alias)
+    try:
+        clients = clients_of(alias, WITHIN)
+    except SERVER_ERRORS as error:
+        yield _failed(alias, "", error, ", ".join(server_names(alias)))
+        return
+    clocks: dict[str, float] = {}
+    for server, client in clients.items():
+        with closing(client.connection_pool):
+            yield from _Server(options, server, client, clocks).findings()
+    if options.nodes is not None:
+        yield _skew(alias, clocks)
+    yield from _locks(options)
+
+
+def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
+    """The findings of the system checks of the settings."""
+    for message in messages:
+        level: Level = "error" if message.level >= ERROR else "warning"
+        yield Finding("", "", str(message.id), level, message.msg, message.hint or "")
+    if not messages:
+        yield Finding("", "", "settings", "ok", "RLOCK and CACHES are valid")
+
+
+def _failed(alias: str, server: str, error: BaseException, where: str, by_tls: bool = False) -> Finding:
+    cause = cause_of(error, where, by_tls)
+    return Finding(alias, server, cause.check, "error", cause.text, cause.advice)
+
+
+class _Server:
+    """The checks of one server."""
+
+    def __init__(self, options: AliasSettings, name: str, client: redis.Redis, clocks: dict[str, float]) -> None:
+        self._options = options
+        self._name = name
+        self._client: Any = client
+        self._clocks = clocks
+        self._key = f"{options.key_prefix}rlock_doctor"
+
+    def findings(self) -> Iterator[Finding]:
+        try:
+            yield from self._connecting()
+            yield self._latency()
+            yield from self._time()
+            yield from self._of_info()
+            if self._options.nodes is None:
+                if not is_cluster(self._options.alias):
+                    yield from self._slots()
+                yield from self._messages()
+        except SERVER_ERRORS as error:  # also later on: a proxy may close the connection at a command that it lacks
+            by_tls = issubclass(self._client.connection_pool.connection_class, redis.SSLConnection)
+            yield _failed(self._options.alias, self._name, error, address_of(self._client), by_tls)
+
+    def _connecting(self) -> Iterator[Finding]:
+        asked = monotonic()
+        self._ask()
+        took = monotonic() - asked
+        if took > SLOW_CONNECT:
+            text = f"connecting to {address_of(self._client)} took {took * 1000:.0f} ms, which delays new processes"
+            if took > REPLY_GRACE:
+                text += "; that is longer than a call may wait for a reply, so each first call is late"
+            advice = "Find the cause of the delay: DNS, TLS, a proxy, a distant server."
+            yield self._finding("connection", "warning", text, advice)
+
+    def _ask(self) -> None:
+        """Make the shortest exchange that the least rights allow; they do not allow PING."""
+        try:
+            self._client.exists(self._key)
+        except AskError:  # or MovedError: another node of the cluster has the key
+            if not is_cluster(self._options.alias):
+                raise
+
+    def _latency(self) -> Finding:
+        took = []
+        for _ in range(PINGS):
+            asked = monotonic()
+            self._ask()
+            took.append(monotonic() - asked)
+        usual = median(took)
+        text = f"{usual * 1000:.1f} ms, at most {max(took) * 1000:.1f} ms of {PINGS}"
+        limit = self._options.node_timeout / 2 if self._options.nodes else SLOW
+        if usual <= limit:
+            return self._finding("latency", "ok", text)
+        advice = "Raise NODE_TIMEOUT." if self._options.nodes else "Use a server that is closer, or less busy."
+        return self._finding("latency", "warning", f"{text}; more than {limit * 1000:g} ms", advice)
+
+    def _time(self) -> Iterator[Finding]:
+        try:
+            asked = monotonic()
+            seconds, micros = self._client.time()
+            self._clocks[self._name] = seconds + micros / 1e6 - (asked + monotonic()) / 2
+        except SERVER_ERRORS as error:
+            text = f"TIME fails, so rlock_list and the admin cannot read this server: {redacted(str(error))}"
+            yield self._finding("time", "warning", text, "Allow TIME: grant +time, or let the proxy pass it.")
+
+    def _of_info(self) -> Iterator[Finding]:
+        try:
+            infos: list[Mapping[str, Any]] = [self._fresh_info() for _ in range(CONNECTIONS)]
+        except SERVER_ERRORS as error:
+            text = f"Version, eviction, persistence and replicas are unknown: {redacted(str(error))}"
+            yield self._finding("info", "warning", text, "Grant +info to check them; locks do not need it.")
+            return
+        info = infos[0]
+        if not {"redis_version", "role"} <= info.keys():
+            text = "Version, eviction, persistence and replicas are unknown: INFO does not contain them"
+            yield self._finding("info", "warning", text, "This may be a proxy: check the server behind it.")
+            return
+        if len(servers := {each.get("run_id") for each in infos}) > 1:
+            text = f"{len(servers)} servers reply at {address_of(self._client)}, and each has separate locks"
+            yield self._finding("servers", "error", text, "Route all connections to one server, the primary.")
+        for check in INFO_CHECKS:
+            if seen := check(info, self._options):
+                yield self._finding(*seen)
+
+    def _fresh_info(self) -> Mapping[str, Any]:
+        """INFO over a new connection."""
+        self._client.connection_pool.disconnect()  # behind one address, each connection may reach another server
+        return self._client.info()  # type: ignore[no-any-return]
+
+    def _slots(self) -> Iterator[Finding]:
+        """Check whether this is a node of a cluster, or a cluster behind one address."""
+        keys = [f"{self._key}:{number}" for number in range(KEYS)]
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.exists(key)
+        pipe.exists(*keys)
+        *single, together = pipe.execute(raise_on_error=False)
+        for reply in single:
+            if isinstance(reply, MovedError | AskError):
+                yield _failed(self._options.alias, self._name, reply, address_of(self._client))
+                return
+        if isinstance(together, ClusterCrossSlotError):
+            text = "one address before many slots: several locks are taken one after another"
+            yield self._finding("slots", "ok", text)
+
+    def _messages(self) -> Iterator[Finding]:
+        channels = list(self._channels())
+        if not channels:  # a node of a cluster that serves no slot
+            return
+        for channel, sharded in channels:
+            try:
+                if self._receives(channel, sharded):
+                    continue
+                text = "a message does not arrive: waiters are not woken, and only poll occasionally"
+                yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
+            except SERVER_ERRORS as error:
+                family = f"{channel.partition(':')[0]}:*"
+                text = f"the channels {family} are refused, so waiters only poll: {redacted(str(error))}"
+                meaning = meaning_of(error)
+                known = meaning.advice if meaning is not None and meaning.about != "rights" else None
+                advice = "Grant the rights that the documentation lists: docs/topologies.md#least-rights"
+                yield self._finding("pubsub", "warning", text, known or advice)
+            return
+        yield self._finding("pubsub", "ok", "a message arrives")
+
+    def _channels(self) -> Iterator[tuple[str, bool]]:
+        """Names of channels as waiters use them, and whether they are sharded."""
+        name = f"{self._options.key_prefix}doctor-{uuid.uuid4()}"
+        if not is_cluster(self._options.alias):
+            yield wake_channel(name), False
+            yield redisson_channel(name), False
+        elif key := self._key_here(name):
+            yield wake_channel(name, key), True
+            yield redisson_channel(key), True
+            yield redisson_channel(key), False  # there Redisson's older clients are woken, and wake ours
+
+    def _key_here(self, name: str) -> str | None:
+        """A key whose slot this node of the cluster serves."""
+        slots = slot_map(self._options.alias)
+        slots.refresh()
+        options = self._client.connection_pool.connection_kwargs
+        here = options["host"], options["port"]
+        names = (f"{name}:{number}" for number in range(SLOTS))
+        return next((key for key in names if slots.owner(slot_of(key)) == here), None)
+
+    def _receives(self, channel: str, sharded: bool) -> bool:
+        kind = "s" if sharded else ""
+        with self._client.pubsub(ignore_subscribe_messages=False) as subscriber:
+            getattr(subscriber, f"{kind}subscribe")(channel)
+            subscriber.get_message(timeout=WITHIN)
+            getattr(self._client, f"{kind}publish")(channel, "test")
+            message = subscriber.get_message(timeout=WITHIN)
+        return message is not None and message["type"] == f"{kind}message"
+
+    def _finding(self, check: str, level: Level, text: str, advice: str = "") -> Finding:
+        return Finding(self._options.alias, self._name, check, level, text, advice)
+
+
+def _sentinels(alias: str) -> Iterator[Finding]:
+    """Which of the sentinels reply, and whether they know the primary."""
+    for server in server_aliases(alias):
+        manager = getattr(source(server).pool, "sentinel_manager", None)
+        if manager is not None:
+            yield _of_sentinels(alias, source(server).pool.service_name, manager.sentinels)
+
+
+def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding:
+    causes, unknown = {}, []
+    for sentinel in sentinels:
+        try:
+            if not sentinel.sentinel_get_master_addr_by_name(service):
+                unknown.append(address_of(sentinel))
+        except SERVER_ERRORS as error:
+            causes[address_of(sentinel)] = cause_of(error, address_of(sentinel)).text
+    replied = f"{len(sentinels) - len(causes)} of {len(sentinels)} sentinels reply"
+    if not causes and not unknown:
+        return Finding(alias, "", "sentinels", "ok", replied)
+    wrong = [*causes.values(), *(f"{address} does not know {service!r}" for address in unknown)]
+    known = len(sentinels) - len(wrong)
+    text = f"{replied}, and {known} know the primary: {'; '.join(wrong)}"
+    advice = "Start or correct these sentinels: without a majority no failover happens, and without any no lock."
+    return Finding(alias, "", "sentinels", "warning" if known else "error", text, advice)
+
+
+def _skew(alias: str, clocks: Mapping[str, float]) -> Finding:
+    apart = max(clocks.values()) - min(clocks.values()) if clocks else 0.0
+    text = f"the clocks of {len(clocks)} nodes are {apart * 1000:.0f} ms apart"
+    if apart <= SKEW:
+        return Finding(alias, "", "clocks", "ok", text)
+    advice = f"Let NTP slew them to within {SKEW:g} s."
+    return Finding(alias, "", "clocks", "warning", f"{text}: fencing tokens cost one more round trip", advice)
+
+
+def _locks(options: AliasSettings) -> Iterator[Finding]:
+    taken = _a_lock(options.alias)
+    yield taken
+    if taken.level == "ok" and options.nodes is None:
+        yield from _shards(options.alias)
+
+
+def _a_lock(alias: str) -> Finding:
+    """Take a test lock, to check all that locks need: scripts, rights, acknowledgements, a quorum."""
+    lock = rlock(f"rlock_doctor:{uuid.uuid4()}", using=alias, wait_time=WITHIN)
+    asked = monotonic()
+    try:
+        if not lock.acquire():
+            text = "a test lock, which nothing else uses, could not be acquired"
+            return Finding(alias, "", "lock", "error", text, "See the findings above.")
+        lock.extend(get_settings(alias).watchdog_timeout)  # a RedLock may allow no longer lease
+        lock.release()
+    except LockUnavailableError as error:
+        return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)
+    except LockLostError as error:
+        advice = "Use one server: several servers may reply at this address, or a proxy may drop writes."
+        return Finding(alias, "", "lock", "error", redacted(str(error)), advice)
+    except (RLockError, ImproperlyConfigured) as error:
+        return Finding(alias, "", "lock", "error", redacted(str(error)), "See the findings above.")
+    return Finding(alias, "", "lock", "ok", f"taken, extended and released in {(monotonic() - asked) * 1000:.1f} ms")
+
+
+def _shards(alias: str) -> Iterator[Finding]:
+    """Find a proxy that spreads names over independent servers: take a lock alone, and as one of two."""
+    # A proxy sends a script to the server of its first key, the key of the free lock, since names are taken in order.
+    first, *others = [f"rlock_doctor:{number}:{uuid.uuid4()}" for number in range(PAIRS + 1)]
+    apart = sum(_both_inside(alias, first, other) for other in others)
+    if apart:
+        text = f"{apart} of {len(others)} locks were taken twice at once: a proxy spreads names over several servers"
+        advice = "Use one server, or a Redis Cluster: locks don't work behind a sharding proxy."
+        yield Finding(alias, "", "shards", "error", text, advice)
+
+
+def _both_inside(alias: str, first: str, other: str) -> bool:
+    """Whether another owner gets two locks together, although this owner holds one of them."""
+    try:
+        with RLock(other, using=alias, wait_time=WITHIN, lease_time=60):
+            return threads.run_in_thread(_takes, alias, first, other)
+    except RLockError:
+        return False
+
+
+def _takes(alias: str, *names: str) -> bool:
+    both = MultiLock(*(RLock(name, using=alias, lease_time=60) for name in names))
+    if not both.acquire(blocking=False):
+        return False
+    with suppress(RLockError):
+        both.release()
+    return True

@@ -1,0 +1,250 @@
+"""The history of locks: the last hour by template, and the locks that were lost or force-released.
+
+Each process writes its own history (``recorder``), which outlives the process. This module combines these histories. As
+with reports, it trusts no value that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_rlock._monitoring.documents import KEEP, SLOT, SLOTS, document_in, list_of, number_of, short_text, texts_of
+from django_rlock.console.reading import asking, listed_aliases
+from django_rlock.exceptions import LockUnavailableError
+from django_rlock.locks.infos import CLIENT_LENGTH, Party
+from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS
+from django_rlock.settings import get_aliases
+
+MAX_JSON = 250_000
+MAX_WORK = 200
+"""The number of groups of locks to show: the groups that were acquired most often."""
+MAX_SHOWN_EVENTS = 200
+"""The number of events to show: the latest ones."""
+_MAX_COUNT = 2**53
+_MORE_GROUPS = 50
+"""Groups of a process beyond MAX_GROUPS: one for each alias."""
+_HOUR = SLOT * SLOTS
+
+Problem = LockUnavailableError | ImproperlyConfigured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening(Party):
+    """An event at the time ``at`` of the server's clock, for the lock ``name`` of the alias ``using``; the party is the
+    lock's holder, or the operator's process that freed it."""
+
+    at: float
+    using: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastHold(Happening):
+    """A hold or wait that ended at that time, after ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockEvent(Happening):
+    """A lock that the party lost (``lost``) or force-released (``freed``); ``by`` is the operator, "" for code.
+
+    ``lost_owner`` is the shortened id of the former owner, "" if any owner was meant. ``whom`` describes its process,
+    its work and how long it held the lock; "" if unknown.
+    """
+
+    what: str
+    by: str
+    reason: str
+    lost_owner: str
+    whom: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """The last hour of the locks of a key template; if ``template`` is "", of the locks whose names begin with
+    ``prefix``; if both are "", of all other locks of the alias. ``acquired`` counts holds that have ended, ``gave_up``
+    attempts that did not get the lock."""
+
+    using: str
+    template: str
+    prefix: str
+    acquired: int = 0
+    gave_up: int = 0
+    longest_hold: PastHold | None = None
+    longest_wait: PastHold | None = None
+
+    @property
+    def label(self) -> str:
+        """For example ``stock:<id>`` or ``stock:…``; "" for other locks."""
+        return self.template or (f"{self.prefix}…" if self.prefix else "")
+
+    def add(self, other: Work) -> None:
+        """Add the counts of another process."""
+        self.acquired += other.acquired
+        self.gave_up += other.gave_up
+        self.longest_hold = _longer(self.longest_hold, other.longest_hold)
+        self.longest_wait = _longer(self.longest_wait, other.longest_wait)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``work`` by alias and template, sorted by acquisitions; ``events``, the latest first.
+
+    ``problems`` are the aliases that could not be read, with their errors; the alias is "" if RLOCK as a whole is
+    wrong. ``aliases`` are the aliases of this project; processes of other projects may use the same servers.
+    """
+
+    work: Sequence[Work]
+    events: Sequence[LockEvent]
+    problems: Sequence[tuple[str, Problem]]
+    aliases: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; without whole owner ids."""
+        return {
+            "work": [
+                {
+                    "using": work.using,
+                    "template": work.template,
+                    "prefix": work.prefix,
+                    "acquired": work.acquired,
+                    "gave_up": work.gave_up,
+                    "longest_hold": work.longest_hold and plain(work.longest_hold),
+                    "longest_wait": work.longest_wait and plain(work.longest_wait),
+                }
+                for work in self.work
+            ],
+            "events": [plain(event) for event in self.events],
+        }
+
+
+def read_history() -> History:
+    """Read the histories of all processes from all servers."""
+    try:
+        return _read(listed_aliases(), get_aliases())
+    except ImproperlyConfigured as error:
+        return History((), (), [("", error)], ())
+
+
+def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
+    work: dict[tuple[str, str, str, str], Work] = {}
+    events: dict[tuple[str, str, float, str], LockEvent] = {}
+    problems: list[tuple[str, Problem]] = []
+    for using in aliases:
+        try:
+            with asking("*", using) as server:
+                now, texts = server.read_histories()
+        except (LockUnavailableError, ImproperlyConfigured) as error:
+            problems.append((using, error))
+            continue
+        # Aliases may share a server, where each process has one history for all.
+        for client, text in texts.items():
+            document = document_in(text, MAX_JSON)
+            for found in _work(client, document, now):
+                work[client, found.using, found.template, found.prefix] = found
+            for event in events_in(client, document, now):
+                events[client, event.what, event.at, event.name] = event
+    latest = sorted(events.values(), key=lambda event: event.at)[::-1][:MAX_SHOWN_EVENTS]
+    return History(_joined(work.values()), latest, problems, known)
+
+
+def _joined(found: Iterable[Work]) -> list[Work]:
+    groups: dict[tuple[str, str, str], Work] = {}
+    for work in found:
+        group = work.using, work.template, work.prefix
+        groups.setdefault(group, Work(using=work.using, template=work.template, prefix=work.prefix)).add(work)
+    busy = [work for work in groups.values() if work.acquired or work.gave_up]
+    return sorted(busy, key=lambda work: (-work.acquired, work.using, work.label))[:MAX_WORK]
+
+
+def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work]:
+    for entry in list_of(document.get("work"), MAX_GROUPS + _MORE_GROUPS):
+        using = short_text(entry.get("using"))
+        # A slot may begin before the hour does, and by a clock that is ahead.
+        slots = [slot for slot in _slots(entry.get("slots")) if now - _HOUR - SLOT < slot[0] < now + SLOT]
+        yield Work(
+            using=using,
+            template=short_text(entry.get("template")),
+            prefix=short_text(entry.get("prefix")),
+            acquired=int(sum(slot[1] for slot in slots)),
+            gave_up=int(sum(slot[2] for slot in slots)),
+            longest_hold=_past(client, document, entry.get("hold"), using, now),
+            longest_wait=_past(client, document, entry.get("wait"), using, now),
+        )
+
+
+def _slots(value: Any) -> Iterable[list[float]]:
+    """The start of each slot, the number of acquisitions in it, and the number of failed attempts."""
+    # Numbers beyond _MAX_COUNT would lose digits in a browser.
+    for slot in value[:SLOTS] if isinstance(value, list) else ():
+        numbers = [number_of(number) for number in slot] if isinstance(slot, list) and len(slot) == 3 else [None]
+        known = [number for number in numbers if number is not None and 0 <= number <= _MAX_COUNT]
+        if len(known) == 3:
+            yield known
+
+
+def _past(client: str, document: Mapping[str, Any], entry: Any, using: str, now: float) -> PastHold | None:
+    ended = ended_in(entry, now - _HOUR - SLOT, now + SLOT)
+    if ended is None:
+        return None
+    at, seconds = ended
+    name = short_text(entry.get("name"))
+    return PastHold(**party_in(client, document, entry), at=at, using=using, name=name, seconds=seconds)
+
+
+def ended_in(entry: Any, since: float, until: float) -> tuple[float, float] | None:
+    """When a hold or wait ended, and how many seconds it lasted; None for impossible values, or another time."""
+    found = entry if isinstance(entry, dict) else {}
+    at, seconds = number_of(found.get("at")), number_of(found.get("seconds"))
+    if at is None or seconds is None or not since < at < until or not 0 <= seconds < at:
+        return None
+    return at, seconds
+
+
+def events_in(client: str, document: Mapping[str, Any], now: float, field: str = "events") -> Iterable[LockEvent]:
+    for entry in list_of(document.get(field), MAX_EVENTS):
+        what, at = entry.get("what"), number_of(entry.get("at"))
+        if what in ("lost", "freed") and at is not None and now - KEEP < at < now + SLOT:
+            # A Party shortens the former owner's id in the same way as the ids of holders.
+            owner = short_text(entry.get("owner"))
+            yield LockEvent(
+                **party_in(client, document, entry),
+                at=at,
+                using=short_text(entry.get("using")),
+                name=short_text(entry.get("name")),
+                what=what,
+                by=short_text(entry.get("by")),
+                reason=short_text(entry.get("reason")),
+                whom=short_text(entry.get("whom")),
+                lost_owner=Party(owner=owner, actor="", client=owner[:CLIENT_LENGTH]).short_owner,
+            )
+
+
+def party_in(client: str, document: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    pid = number_of(document.get("pid"))
+    return {
+        "owner": "",
+        "actor": "",
+        "client": client,
+        "host": short_text(document.get("host")) or None,
+        "pid": None if pid is None else int(pid),
+        "role": short_text(document.get("role")),
+        "place": short_text(entry.get("place")),
+        "context": texts_of(entry.get("context")),
+    }
+
+
+def _longer(one: PastHold | None, other: PastHold | None) -> PastHold | None:
+    found = [past for past in (one, other) if past]
+    return max(found, key=lambda past: past.seconds, default=None)
+
+
+def plain(happening: Happening) -> dict[str, Any]:
+    document = asdict(happening) | {"client": happening.short_client, "doing": happening.doing}
+    del document["owner"], document["actor"]
+    return document
