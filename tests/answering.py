@@ -46,7 +46,7 @@ def refusing(text: str, close: bool = False) -> Answer:
 
     def answer(client: socket.socket) -> None:
         stream = client.makefile("rb")
-        while _command(stream) is not None:
+        while command_in(stream) is not None:
             client.sendall(f"-{text}\r\n".encode())
             if close:
                 return
@@ -93,7 +93,7 @@ def sharding(servers: Sequence[EmbeddedServer]) -> Answer:
             links = [stack.enter_context(_connected(server)) for server in servers]
             streams = [stack.enter_context(link.makefile("rb")) for link in links]
             stream = stack.enter_context(client.makefile("rb"))
-            while (words := _command(stream)) is not None:
+            while (words := command_in(stream)) is not None:
                 name = words[0].upper()
                 if name not in {b"EVAL", b"EVALSHA", b"EXISTS", b"GET", b"DEL"}:
                     client.sendall(b"-ERR unknown command\r\n")
@@ -106,7 +106,8 @@ def sharding(servers: Sequence[EmbeddedServer]) -> Answer:
     return answer
 
 
-def _command(stream: Any) -> list[bytes] | None:
+def command_in(stream: Any) -> list[bytes] | None:
+    """The words of the next command; None at the end of the connection."""
     head = stream.readline()
     if not head.startswith(b"*"):
         return None

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from redis import exceptions as theirs
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 About = Literal["connection", "server", "key", "rights", "command"]
 Retry = Literal["here", "elsewhere", "never"]
@@ -143,6 +144,20 @@ def is_final(error: BaseException) -> bool:
     """Whether retrying cannot help, because the server understood the call and refused it."""
     meaning = meaning_of(error)
     return meaning is not None and meaning.retry == "never"
+
+
+def clearer(failure: Exception, earlier: Exception) -> Exception:
+    """Which of two failures of a call says more about the reason; the later one, if both say as much.
+
+    The last try often has too little time for a reply, though the server has said before why it refuses the call.
+    """
+    return earlier if _clarity(failure) < _clarity(earlier) else failure
+
+
+def _clarity(failure: Exception) -> int:
+    if isinstance(failure, RedisTimeoutError | NoScriptError):
+        return 0
+    return 1 if meaning_of(failure) is None and not is_down(failure) else 2
 
 
 def ends_connection(error: BaseException) -> bool:

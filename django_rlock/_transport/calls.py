@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.errors import is_down, is_final, meaning_of
+from django_rlock._core.errors import clearer, is_down, is_final, meaning_of
 from django_rlock._core.text import reason_of
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
@@ -429,6 +429,7 @@ class RetryingTopology(Topology):
         refused = False
         down_since = None
         retries = 0
+        reason = failure
         while True:
             if isinstance(failure, NoScriptError):
                 call.sends -= 1  # certainly not executed
@@ -443,7 +444,12 @@ class RetryingTopology(Topology):
                 pauses += 1
                 down_since = (down_since or call.sent_at) if is_down(failure) else None
                 end = give_up_at if down_since is None else min(give_up_at, down_since + self._refused_wait_time)
-                await self._pause(call, pauses, end, failure)
+                now = monotonic()
+                if now >= end:
+                    # A refusal that came once may be another command's, and the server may have executed the last try.
+                    cause = failure if is_final(reason) else reason
+                    raise unavailable(call.name, reason, call.noun) from cause
+                await self.sleep(min(backoff(pauses, *_BACKOFF), end - now))
             # The traceback refers to all frames of the call, and one of the frames to the exception. Without this line,
             # the objects of an interrupted caller would live until the garbage collector runs.
             failure.__traceback__ = None
@@ -454,14 +460,7 @@ class RetryingTopology(Topology):
             try:
                 return await self._exchange(call, pack(call, nonce, with_source), nonce, limit)
             except (RedisError, OSError) as error:
-                failure = error
-
-    async def _pause(self, call: ScriptCall, pauses: int, give_up_at: float, failure: Exception) -> None:
-        """Sleep before the next try, or raise LockUnavailableError when the time is up."""
-        now = monotonic()
-        if now >= give_up_at:
-            raise unavailable(call.name, failure, call.noun) from failure
-        await self.sleep(min(backoff(pauses, *_BACKOFF), give_up_at - now))
+                failure, reason = error, clearer(error, reason)
 
     def note_refusal(self, error: Exception) -> None:
         """Called with the errors by which the server finally refuses a call."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock._core.errors import ends_connection, is_final
+from django_rlock._core.errors import clearer, ends_connection, is_final
 from django_rlock._transport.calls import PATIENCE, Caller, Driver, ScriptCall, Topology, Undo, backoff
 from django_rlock._transport.quorum.votes import NodeDownError, QuorumCall, QuorumTransport, VotingRound
 from django_rlock.exceptions import QuorumNotReachedError
@@ -36,6 +36,7 @@ class Quorum(Topology):
         self._using = using
         self._cut_off_since: float | None = None
         self._refused_since: float | None = None
+        self._reasons: dict[str, Exception] = {}
 
     def location(self, key: str) -> object:
         """All keys live on all nodes."""
@@ -52,14 +53,16 @@ class Quorum(Topology):
             except QuorumNotReachedError as error:
                 if self._cut_off_since is None:
                     self._cut_off_since = self.now()
-                if self.now() >= self._give_up_at(suited, until) or _is_refused(error):
+                reasons = self._reasons_of(error)
+                if _is_refused(error):
                     raise
-                if self._is_down(error):
-                    raise
+                if self.now() >= self._give_up_at(suited, until) or self._is_down(error):
+                    raise QuorumNotReachedError(call.name, reasons, error.nodes) from None
                 if not suited.repeatable:
                     return [b"", 0]  # the waiter retries under another name
             else:
                 self._cut_off_since = self._refused_since = None
+                self._reasons.clear()
                 return reply
             await self.sleep(backoff(tries, *_BACKOFF))
 
@@ -68,6 +71,13 @@ class Quorum(Topology):
             # By then, nodes that have just restarted vote again.
             return (self._cut_off_since or self.now()) + PATIENCE + self.transport.nodes.restarts.quarantine
         return until + call.grace
+
+    def _reasons_of(self, error: QuorumNotReachedError) -> dict[str, Exception]:
+        """Why the nodes did not vote. The nodes may have told other callers, or this one for an earlier try."""
+        for node, failure in error.errors.items():
+            failure.__traceback__ = None  # it refers to all frames of the call
+            self._reasons[node] = clearer(failure, self._reasons.get(node, failure))
+        return {node: self._reasons[node] for node in error.errors}
 
     def _is_down(self, error: QuorumNotReachedError) -> bool:
         """Whether too few nodes have listened for longer than callers wait for them, according to all callers
