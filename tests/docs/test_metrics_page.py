@@ -1,6 +1,6 @@
-"""docs/metrics.md lists what is exported, and the dashboard and the alerts ask for nothing else.
+"""docs/monitoring.md lists what is exported, and the dashboard and the alerts ask for nothing else.
 
-docs/signals.md lists the signals that it is made of.
+It lists the signals that the metrics are built on, too.
 """
 
 import json
@@ -17,8 +17,7 @@ from django_rlock.metrics import EVENTS, LABELS, prometheus
 from django_rlock.signals import LockSignal
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
-SIGNALS = (DOCS / "signals.md").read_text(encoding="utf-8")
+PAGE, _, SIGNALS = (DOCS / "monitoring.md").read_text(encoding="utf-8").partition("\n## Signals\n")
 DASHBOARD = json.loads((DOCS / "grafana" / "rlock.json").read_text(encoding="utf-8"))
 
 OF_OTHERS = {"le", "job", "instance"}

@@ -316,7 +316,7 @@ print(generate_latest(registry).decode())
 
 @pytest.mark.usefixtures("redis_client")
 def test_prefork_servers_add_up(tmp_path: Path) -> None:
-    """What docs/metrics.md says of prometheus-client's multiprocess mode: counters and histograms of all, no gauges."""
+    """As docs/monitoring.md says of the multiprocess mode: counters and histograms of all processes, no gauges."""
     environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "tests.settings"}
     command = [sys.executable, "-W", "ignore", "-c", PREFORK]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=5 * PATIENCE, check=False)
