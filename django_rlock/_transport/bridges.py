@@ -13,18 +13,20 @@ import selectors
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from opcode import opmap
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import asgiref.sync
 from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync
 
-from django_rlock._core.threads import MOST_DUMPED, StackLine, calls_by_thread
+from django_rlock._core.clock import monotonic
+from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread
 from django_rlock._transport.identity import Owner, running_loop
 
 # --- bridges ----------------------------------------------------------------------------------------------------------
@@ -66,6 +68,9 @@ _UNLIMITED = "waiter.acquire()"
 _LOOKS, _PAUSE = 100, 0.001
 """How often, and with which pauses in seconds, a thread checks whether a task is suspended."""
 
+SHARED_FOR = 0.25
+"""For how many seconds a look at the tasks of a loop counts for all who begin to wait."""
+
 _FUTURES = asyncio.Future, concurrent.futures.Future
 Task = asyncio.Task[Any]
 
@@ -85,9 +90,8 @@ def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
         return True  # the loop runs inside the thread's own work
     if _waits_for_result(owner.thread, _jobs() | _results_for_threads()):
         return True
-    for each in [each for loop in _loops(owner.thread) for each in asyncio.all_tasks(loop) if _is_bridge(each)]:
-        _let_it_suspend(each)
-        if _blocked_thread(each) == owner.thread and _leads_to_caller(each, is_crossed=True, is_sure=True):
+    for each in [each for loop in _loops(owner.thread) for each in _bridges_in(loop, owner.thread)]:
+        if _leads_to_caller(each, is_crossed=True, is_sure=True):
             return True
     return False
 
@@ -202,9 +206,11 @@ def _jobs() -> set[Any]:
     return {getattr(_local(each, "self"), "future", None) or _local(each, "future") for each in frames} - {None}
 
 
-def is_of_another_thread() -> bool:
-    """Whether the running task came from another thread, which may wait for its result now or later."""
-    return bool(_results_for_threads())
+def may_be_awaited_later(holders: Iterable[Owner]) -> bool:
+    """Whether another thread may wait for the result of the running task, now or later; or whether a shared look at the
+    tasks of a loop may be older than the bridge of a thread among the holders."""
+    looked_at = [loop for each in holders if each.thread for loop in _loops(each.thread)]
+    return bool(looked_at or _results_for_threads())
 
 
 def _results_for_threads() -> set[Any]:
@@ -263,9 +269,32 @@ def _run_for(task: Task) -> list[Task]:
     return [each for frame in frames for each in _local(frame, "task_context") or ()]
 
 
-def _is_bridge(task: Task) -> bool:
-    """Whether ``async_to_sync()`` has made a task. A glance, since each task that waits may look at all others."""
-    return getattr(getattr(task.get_coro(), "cr_code", None), "co_filename", None) == asgiref.sync.__file__
+class _Look(NamedTuple):
+    """When the tasks of a loop were looked at, and the tasks of ``async_to_sync()``, by the thread that it blocks."""
+
+    at: float
+    bridges: dict[int | None, list[weakref.ref[Task]]]
+
+
+_looks: WeakTable[_Look] = WeakTable()
+
+
+def _bridges_in(loop: asyncio.AbstractEventLoop, thread: int) -> list[Task]:
+    """The tasks of a loop for which ``async_to_sync()`` blocks a thread. All who begin to wait within SHARED_FOR share
+    one look at the tasks of the loop, which may be thousands."""
+    look = _looks.get(loop)
+    if look is None or monotonic() - look.at > SHARED_FOR:
+        look = _looks.set(loop, _look_at(loop))
+    return [task for each in look.bridges.get(thread, ()) if (task := each()) is not None]
+
+
+def _look_at(loop: asyncio.AbstractEventLoop) -> _Look:
+    look = _Look(monotonic(), {})
+    for task in asyncio.all_tasks(loop):
+        if getattr(getattr(task.get_coro(), "cr_code", None), "co_filename", None) == asgiref.sync.__file__:
+            _let_it_suspend(task)
+            look.bridges.setdefault(_blocked_thread(task), []).append(weakref.ref(task))
+    return look
 
 
 def _blocked_thread(task: Task) -> int | None:

@@ -8,7 +8,7 @@ from collections import deque
 from django_rlock._core.clock import has_jumped, wall_offset
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import ENDLESS, OK
-from django_rlock._transport.bridges import is_blocked_on_caller, is_of_another_thread, whereabouts
+from django_rlock._transport.bridges import is_blocked_on_caller, may_be_awaited_later, whereabouts
 from django_rlock._transport.calls import Driver, ScriptCall, Waiter
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
@@ -29,7 +29,8 @@ command does nothing after acquire has confirmed a later grant."""
 
 LOOK_AGAIN = 1.0
 """After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is the function that a
-thread of a pool executes, or a task that came from another thread."""
+thread of a pool executes, or a task that came from another thread. A task that waits for a thread of its process checks
+again, too: at first it may have shared a look at the tasks of its loop that was older than its own bridge."""
 
 
 class Attempt(Candidate):
@@ -207,10 +208,9 @@ class Attempt(Candidate):
         return self.until is None or self.driver.now() < self.until
 
     async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
-        refuse_deadlock(self.lock, self.owner, self.until is None)
         self.waits_since = self.driver.now()
-        is_job = self.owner.in_pool or is_of_another_thread()
-        self.look_at = self.waits_since + LOOK_AGAIN if is_job else math.inf
+        looks_again = refuse_deadlock(self.lock, self.owner, self.until is None)
+        self.look_at = self.waits_since + LOOK_AGAIN if looks_again else math.inf
         wait = Wait(self.lock, self.owner, self.owner_id, self.waits_since, waiter, self.asker)
         taken = False
         try:
@@ -261,19 +261,20 @@ class Attempt(Candidate):
         return poll if self.until is None else min(poll, self.until - now)
 
 
-def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> None:
+def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> bool:
     """Before an owner waits for a lock (without a limit if it ``is_patient``), raise RuntimeError if the holder
-    continues only when the running code ends, and the watchdog renews its lease until then.
+    continues only when the running code ends, and the watchdog renews its lease until then. Returns whether that may
+    be so later, or be seen later.
     """
-    if lock.noun != Named.noun:
-        return
-    for holder in [each.owner for each in HOLDS.held_against(lock) if each.renewed]:
+    holders = [] if lock.noun != Named.noun else [each.owner for each in HOLDS.held_against(lock) if each.renewed]
+    for holder in holders:
         if holder is not owner and is_blocked_on_caller(holder, is_patient):
             raise RuntimeError(
                 f"Lock {lock.name!r} is held by {whereabouts(holder)}, which waits until {owner.caller_name!r} has "
                 f"ended. So {owner.caller_name!r} would wait for the lock forever. Take it on one side only, or with "
                 f"the same owner= on both."
             )
+    return owner.in_pool or may_be_awaited_later(holders)
 
 
 class _Sleeper:

@@ -1,8 +1,10 @@
 """Code that waits for a lock of its own caller, which is blocked until that code has ended."""
 
 import asyncio
+import gc
 import re
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +22,7 @@ from django_rlock import (
     RLock,
     SpinLock,
 )
+from django_rlock._core.clock import monotonic
 from django_rlock._transport import bridges
 from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -442,3 +445,81 @@ def test_a_job_for_whose_result_another_thread_waits(redis_client, monkeypatch):
             threading.Timer(0.3, other.set_result, [None]).start()
             other.result()
         assert waiting.result() == "inside"
+
+
+@contextmanager
+def held_by_a_thread(name: str):
+    """Another thread holds a lock inside of the block."""
+    held, left = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with FairLock(name):
+            held.set()
+            left.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+
+
+def test_tasks_that_wait_for_a_thread_share_a_look_at_the_tasks_of_their_loop(redis_client, monkeypatch):
+    looks, all_tasks = [], asyncio.all_tasks
+
+    def look(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[object]]:
+        looks.append(loop)
+        return all_tasks(loop)
+
+    monkeypatch.setattr(asyncio, "all_tasks", look)
+    began = monotonic()
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(aenter(FairLock("stock:42"))) for _ in range(100)]
+        await asyncio.to_thread(eventually, lambda: len(WAITS.snapshot()) == len(waiting))
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+
+    with held_by_a_thread("stock:42"):
+        for _ in range(2):
+            asyncio.run(main())
+    assert len(looks) <= 2 + (monotonic() - began) / bridges.SHARED_FOR
+    assert len({*looks}) == 2
+
+
+def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_the_look(redis_client, monkeypatch):
+    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(bridges, "SHARED_FOR", 0.02)
+
+    def enter_in_a_task_of_the_loop() -> None:
+        with FairLock("stock:42"), refused():
+            async_to_sync(in_a_task)(FairLock("stock:42"))
+
+    async def main() -> None:
+        with held_by_a_thread("stock:41"), pytest.raises(LockTimeoutError):
+            await aenter(FairLock("stock:41", wait_time=0.001))
+        loop = asyncio.get_running_loop()
+        look = bridges._looks.get(loop)
+        assert look is not None
+        bridges._looks.set(loop, look._replace(at=monotonic()))
+        await asyncio.to_thread(enter_in_a_task_of_the_loop)
+
+    asyncio.run(main())
+
+
+def test_a_look_at_the_tasks_of_a_loop_does_not_keep_the_loop(redis_client):
+    async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
+        with pytest.raises(LockTimeoutError):
+            await aenter(FairLock("stock:42", wait_time=0.001))
+        loop = asyncio.get_running_loop()
+        assert bridges._looks.get(loop)
+        return weakref.ref(loop)
+
+    with held_by_a_thread("stock:42"):
+        loop = asyncio.run(main())
+    gc.collect()
+    assert loop() is None
