@@ -282,6 +282,11 @@ class Listener:
         """The channels that a subscriber should be subscribed to."""
         return [channel.name for channel in list(self.channels.values()) if channel.subscriber is subscriber]
 
+    def wants(self, subscriber: Subscribing, name: str) -> bool:
+        """Whether a subscriber should be subscribed to a channel."""
+        channel = self.channels.get(name)
+        return channel is not None and channel.subscriber is subscriber
+
     def lapse(self, names: Iterable[str]) -> None:
         """Mark channels as not subscribed, until they are confirmed again."""
         for channel in filter(None, map(self.channels.get, names)):

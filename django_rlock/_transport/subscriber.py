@@ -240,7 +240,7 @@ class Subscriber:
         elif kind == "subscribe":
             self._tries = 0
             self._listener.confirm(channel)
-        elif kind == "unsubscribe" and channel in self._listener.wanted(self):
+        elif kind == "unsubscribe" and self._listener.wants(self, channel):
             # A waiter joined while the channel was dropped as idle, and UNSUBSCRIBE reached the server after SUBSCRIBE.
             self._listener.lapse([channel])
             self.subscribe(channel)
@@ -379,7 +379,7 @@ class ShardSubscriber(Subscriber):
     def _has_unsubscribed(self, channel: str) -> None:
         if is_redissons(channel):
             self._send(pack_command("UNSUBSCRIBE", channel))
-        if channel in self._listener.wanted(self):
+        if self._listener.wants(self, channel):
             # This process did not unsubscribe: the slot has moved to another node.
             self._listener.slots.doubt(self._address)
             self._listener.follow([channel])

@@ -134,7 +134,7 @@ def _decline(using: str, token: str) -> None:
     if not found or not asker.startswith(client_id()):
         return
     DECLINED.append(asker)
-    if any(each.asker == asker for each in ACCEPTING) or name in HOLDS.names_of(asker):
+    if any(each.asker == asker for each in ACCEPTING) or HOLDS.has(name, asker):
         return
     # An owner that took the lock by its own command, before the message of its grant came, has nothing to decline.
     lock = FairLock(name, using=using)

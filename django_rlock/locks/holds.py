@@ -33,8 +33,9 @@ class Before(NamedTuple):
 
 NOTHING = Before()
 
-_NEAR = 1023
-"""The names of locks are divided into this number of parts plus one, a power of two, to find the holds of a name."""
+NEAR = 1023
+"""Names and keys are divided into this number of parts plus one, a power of two, to find what belongs to one of them
+without looking through the rest."""
 
 
 class Holds:
@@ -53,7 +54,7 @@ class Holds:
         self.table: dict[Key, Hold] = {}
         """Read by others only to see whether anything is held, and to look a key up without a call."""
         # A dict for each name would have to be removed when it becomes empty, while another thread may add to it.
-        self._near: tuple[dict[Hold, None], ...] = tuple({} for _ in range(_NEAR + 1))
+        self._near: tuple[dict[Hold, None], ...] = tuple({} for _ in range(NEAR + 1))
 
     def get(self, lock: Named, owner: Owner, scope: str | None = None) -> Hold | None:
         """The owner's hold of this lock, or of the same name in another scope."""
@@ -97,7 +98,7 @@ class Holds:
         hold.owner.holds[hold] = None
         if hold.context is not None:
             hold.context.holds[hold] = None
-        self._near[hash(hold.lock.name) & _NEAR][hold] = None
+        self._near[hash(hold.lock.name) & NEAR][hold] = None
 
     def put_all(self, keys: Iterable[Key], holds: Sequence[Hold]) -> None:
         """Put all or none, which one owner has taken now: the table is changed by one call into C."""
@@ -107,7 +108,7 @@ class Holds:
         if first.context is not None:
             first.context.holds.update(noted)
         for hold in holds:
-            near[hash(hold.lock.name) & _NEAR][hold] = None
+            near[hash(hold.lock.name) & NEAR][hold] = None
 
     def put_back(self, hold: Hold) -> None:
         """Put a hold that was in the table before: its owner must not miss that it is there again."""
@@ -118,7 +119,7 @@ class Holds:
         hold.owner.holds[hold] = None
         if hold.context is not None:
             hold.context.holds[hold] = None
-        self._near[hash(hold.lock.name) & _NEAR][hold] = None
+        self._near[hash(hold.lock.name) & NEAR][hold] = None
 
     def remove(self, hold: Hold) -> None:
         """Remove a hold, for its owner."""
@@ -127,7 +128,7 @@ class Holds:
         hold.owner.holds.pop(hold, None)
         if hold.context is not None:
             hold.context.holds.pop(hold, None)
-        self._near[hash(hold.lock.name) & _NEAR].pop(hold, None)
+        self._near[hash(hold.lock.name) & NEAR].pop(hold, None)
 
     def remove_all(self, holds: Iterable[Hold]) -> None:
         """Remove holds, for their owner."""
@@ -138,7 +139,7 @@ class Holds:
             hold.owner.holds.pop(hold, None)
             if hold.context is not None:
                 hold.context.holds.pop(hold, None)
-            near[hash(hold.lock.name) & _NEAR].pop(hold, None)
+            near[hash(hold.lock.name) & NEAR].pop(hold, None)
 
     def discard(self, hold: Hold) -> None:
         """Remove a hold, in another thread than its owner's."""
@@ -190,9 +191,10 @@ class Holds:
         """The locks that are held and not known to be lost, each once for each owner here."""
         return [hold.lock for hold in self.snapshot() if not hold.lost]
 
-    def names_of(self, owner_id: str) -> set[str]:
-        """The names of the locks that are held under an owner id, at any alias."""
-        return {hold.lock.name for hold in self.snapshot() if hold.owner_id == owner_id}
+    def has(self, name: str, owner_id: str) -> bool:
+        """Whether a lock of this name is held under an owner id, at any alias."""
+        near = self._near[hash(name) & NEAR].copy()
+        return any([hold.owner_id == owner_id and hold.lock.name == name and hold in self for hold in near])  # noqa: C419
 
     def of(self, owner: Owner) -> list[Hold]:
         """The holds of one thread or task."""
@@ -204,7 +206,7 @@ class Holds:
 
     def named(self, spot: Spot) -> list[Hold]:
         """All holds of one lock."""
-        near = self._near[hash(spot[1]) & _NEAR].copy()
+        near = self._near[hash(spot[1]) & NEAR].copy()
         return [hold for hold in near if hold.key[0] == spot and hold in self]
 
     def of_lock(self, lock: AbstractLock, owner: Owner) -> list[Hold]:
@@ -255,24 +257,34 @@ class Waits:
 
     def __init__(self) -> None:
         self._table: dict[int, Wait] = {}
+        self._near: tuple[dict[int, Wait], ...] = tuple({} for _ in range(NEAR + 1))
         self.lookups: dict[tuple[str, str, str], Any] = {}
         """The look-ups of holders for callers that gave up; see ``acquire``."""
 
     def add(self, wait: Wait) -> None:
         self._table[id(wait)] = wait
+        self._near[hash(wait.key) & NEAR][id(wait)] = wait
 
     def remove(self, wait: Wait) -> None:
         wait.end()
-        self._table.pop(id(wait), None)
+        self._forget(wait)
 
     def snapshot(self) -> list[Wait]:
         """The waits that are not over; waits that were interrupted before they could leave are dropped."""
         return [wait for wait in list(self._table.values()) if not self._forgets(wait)]
 
+    def has(self, key: Key) -> bool:
+        """Whether a wait with this key is not over."""
+        return any([wait.key == key and not wait.over for wait in list(self._near[hash(key) & NEAR].values())])  # noqa: C419
+
     def _forgets(self, wait: Wait) -> bool:
         if wait.over:
-            self._table.pop(id(wait), None)
+            self._forget(wait)
         return wait.over
+
+    def _forget(self, wait: Wait) -> None:
+        self._near[hash(wait.key) & NEAR].pop(id(wait), None)
+        self._table.pop(id(wait), None)  # last: an interruption between the two leaves it to snapshot()
 
     def __bool__(self) -> bool:
         """Whether anyone may be waiting."""
@@ -280,6 +292,8 @@ class Waits:
 
     def clear(self) -> None:
         self._table.clear()
+        for near in self._near:
+            near.clear()
         self.lookups.clear()
 
 

@@ -113,7 +113,7 @@ class AllOrNone:
     def _parted(self, group: LockGroup) -> Sequence[Piece]:
         """Separate the locks that the owner holds already, or the other side of them: whether it may enter, and with
         which count, depends on its hold."""
-        held = [lock for lock in group.locks if self._has_side_of(lock)]
+        held = dict.fromkeys([lock for lock in group.locks if self._has_side_of(lock)])
         rest = [lock for lock in group.locks if lock not in held]
         return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
 

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from django_rlock._core import process, threads
 from django_rlock._transport.calls import Driver
 from django_rlock._transport.identity import Owner
-from django_rlock.locks.holds import WAITS
+from django_rlock.locks.holds import NEAR, WAITS
 from django_rlock.locks.kinds import AbstractLock
 from django_rlock.locks.records import Key, key_of, spot_of
 
@@ -95,9 +95,10 @@ class QueuedCall:
         longer for a call that is about to end; returns False if some have not ended. Raises RuntimeError if this call
         interrupts the call that it would wait for.
         """
+        if self._is_first():
+            return True
         # A signal handler would wait here for the call that it interrupts.
-        if not self._is_first():
-            refuse_nested(lock)
+        refuse_nested(lock)
         patient_until, pause = driver.now() + PATIENCE, _PAUSES[0]
         while not self._is_first():
             now = driver.now()
@@ -119,7 +120,7 @@ class QueuedCall:
 
     def _is_waited_for(self) -> bool:
         """Whether an earlier call waits for the lock itself, which may take long."""
-        return any(wait.key == self.key for wait in WAITS.snapshot())
+        return WAITS.has(self.key)
 
     def __enter__(self) -> Self:
         self._queue.append(weakref.ref(self, self._queue.remove))
@@ -133,17 +134,21 @@ class QueuedCall:
 
 
 class FifoMutex:
-    """The queued calls of all keys, in the order of their arrival; added and removed by single calls into C."""
+    """The queued calls of all keys, in the order of their arrival; added and removed by single calls into C.
+
+    A queue for each key would have to be removed when it becomes empty, while another call joins it. So there are a
+    thousand queues, each for the few keys whose hashes end alike.
+    """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self._queue: list[weakref.ref[QueuedCall]] = []
+        self._queues: tuple[list[weakref.ref[QueuedCall]], ...] = tuple([] for _ in range(NEAR + 1))
 
     def call(self, key: Key) -> QueuedCall:
         """A call that may join the queue."""
-        return QueuedCall(self._queue, key)
+        return QueuedCall(self._queues[hash(key) & NEAR], key)
 
 
 NAMED_CALLS = FifoMutex()
