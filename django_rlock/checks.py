@@ -207,10 +207,10 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
 def _of_one_place(options: AliasSettings) -> CheckMessage:
     alias = options.alias
     advice = f"Set RLOCK[{alias!r}]['CACHE'] to an entry of CACHES with a Redis"
-    if options.store == "memory":
+    if options.store != "embedded":
         text = (
-            f"RLOCK[{alias!r}]['STORE'] is 'memory': each process has separate locks, so two workers can hold the same "
-            f"lock at once."
+            f"RLOCK[{alias!r}]['STORE'] is {options.store!r}: each process has separate locks, so two workers can hold "
+            f"the same lock at once."
         )
         return _error("E003", text, f"{advice}, or STORE to 'embedded' if the site has one machine.")
     text = (

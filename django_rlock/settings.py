@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._core.clock import LONGEST, limit_for
 from django_rlock._core.process import forget_settings, remembered
 from django_rlock._core.redis_py import EXAMPLE, SCHEMES, is_well_formed, locations
-from django_rlock._core.text import shown
+from django_rlock._core.text import shown, suggestion
 
 DEFAULT_ALIAS = "default"
 STORES = ("cache", "embedded", "memory")
@@ -30,7 +29,7 @@ DJANGOS_CACHES = "django.core.cache.backends."
 KINDS = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 MEMORY = "memory://"
-"""The URL of locks in a process's memory. In NODES, ``memory://1`` is a node in memory."""
+"""The URL of locks in a process's memory; ``memory://1`` is another server there, for STORE and NODES."""
 EMBEDDED = "embedded://"
 """The scheme of an embedded server's URL; the server's folder follows."""
 FOLDER = ".rlock"
@@ -63,7 +62,7 @@ def _alias_name(value: object) -> str:
 
 def _known_caches(name: str) -> str:
     """The aliases of CACHES, and the closest match."""
-    return ", ".join(sorted(map(str, django_settings.CACHES))) + _did_you_mean(name, django_settings.CACHES)
+    return ", ".join(sorted(map(str, django_settings.CACHES))) + suggestion(name, django_settings.CACHES)
 
 
 def _nodes(value: object) -> tuple[str, ...]:
@@ -83,6 +82,12 @@ def _nodes(value: object) -> tuple[str, ...]:
     if len(set(value)) < len(value):
         raise _RefusedError("a list of different servers: one that is named twice would vote twice")
     return tuple(value)
+
+
+def _store(value: object) -> str:
+    if value not in STORES and not (isinstance(value, str) and value.startswith(MEMORY)):
+        raise _RefusedError(f"one of {', '.join(map(repr, STORES))}, or like 'memory://name'")
+    return str(value)
 
 
 def _folder(value: object) -> str | None:
@@ -187,9 +192,10 @@ class AliasSettings:
     alias: str
     cache: str = _option("default", _alias_name)
     """The CACHES alias where the locks live, served by django-redis or by Django's own Redis backend."""
-    store: str = _option("cache", _one_of(*STORES))
+    store: str = _option("cache", _store)
     """Where the locks live: on the server of ``cache``, on an ``embedded`` server that the project's processes on this
-    machine start and share, or in the ``memory`` of each process, where they exclude only its own threads and tasks."""
+    machine start and share, or in the ``memory`` of each process, where they exclude only its own threads and tasks;
+    ``memory://name`` is a separate server there."""
     folder: str | None = _option(None, _folder)
     """The folder of the embedded server; None is ``.rlock`` in the project's folder."""
     idle_time: float = _option(60.0, _seconds)
@@ -334,7 +340,7 @@ def unknown_alias(alias: object) -> ImproperlyConfigured:
     """The error for an unknown alias of RLOCK. Raises another error if RLOCK itself is wrong."""
     known = get_aliases()
     return ImproperlyConfigured(
-        f"RLOCK has no alias {shown(alias)}{_did_you_mean(alias, known)}. Known aliases: {', '.join(known)}."
+        f"RLOCK has no alias {shown(alias)}{suggestion(alias, known)}. Known aliases: {', '.join(known)}."
     )
 
 
@@ -375,7 +381,7 @@ def _meant_for_default(name: str) -> str:
 def _known_option(alias: str, key: object) -> str:
     if key not in _OPTIONS:
         raise ImproperlyConfigured(
-            f"RLOCK[{alias!r}] has an unknown option {shown(key)}{_did_you_mean(key, _OPTIONS)}. "
+            f"RLOCK[{alias!r}] has an unknown option {shown(key)}{suggestion(key, _OPTIONS)}. "
             f"Known options: {', '.join(_OPTIONS)}."
         )
     return str(key).lower()
@@ -443,8 +449,8 @@ def _check_store(parsed: AliasSettings, options: dict[str, Any]) -> None:
 
 def _without_cache(parsed: AliasSettings) -> AliasSettings:
     """The same, with the store's location as a URL, which identifies the store as URLs in NODES identify nodes."""
-    if parsed.store == "memory":
-        return replace(parsed, cache=MEMORY)
+    if parsed.store != "embedded":
+        return replace(parsed, cache=parsed.store if is_url(parsed.store) else MEMORY)
     folder = parsed.folder or str(_project_folder(parsed.alias) / FOLDER)
     return replace(parsed, folder=folder, cache=EMBEDDED + folder)
 
@@ -492,8 +498,3 @@ def _check_claim(parsed: AliasSettings) -> None:
             f"RLOCK[{parsed.alias!r}]['CLAIM_TIME'] must be above {HEARTBEAT_SHARE} times WAITER_ALIVE_TIME and not "
             f"above it, not {parsed.claim_time} of {parsed.waiter_alive_time}."
         )
-
-
-def _did_you_mean(name: object, known: Any) -> str:
-    match = get_close_matches(str(name), [str(item) for item in known], n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""

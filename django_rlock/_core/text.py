@@ -8,7 +8,8 @@ Redis, where anyone may have planted anything: errors, log records and labels sh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -62,6 +63,12 @@ def hide_secrets(error: BaseException | None) -> None:
 def shown(value: object) -> str:
     """The ``repr`` of a setting's value, without passwords in URLs and under keys that name a secret."""
     return repr(_without_passwords(value))
+
+
+def suggestion(name: object, known: Iterable[object]) -> str:
+    """Which of the known names was probably meant, for the end of an error's sentence; empty if none is close."""
+    match = get_close_matches(str(name), [str(item) for item in known], n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 def _without_secrets_in_queries(text: str) -> Iterator[str]:

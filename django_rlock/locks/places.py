@@ -18,12 +18,12 @@ def _place_of(alias: str) -> str:
         options = get_settings(alias)
     except ImproperlyConfigured:  # which each use of the lock reports
         return alias
-    databases = [_database(options.cache)] if options.nodes is None else ["nodes", *map(_database, options.nodes)]
+    databases = [database_of(options.cache)] if options.nodes is None else ["nodes", *map(database_of, options.nodes)]
     return " ".join([options.key_prefix, *sorted(databases)])
 
 
-def _database(name: str) -> str:
-    """The database of an entry of CACHES, or at a URL."""
+def database_of(name: str) -> str:
+    """The database of an entry of CACHES, or at a URL: equal for two names of one database, as far as they show."""
     if is_url(name):
         return database_at(name) or name
     entry: Any = django_settings.CACHES.get(name)

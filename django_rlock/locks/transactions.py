@@ -336,6 +336,14 @@ def _waiting(connection: BaseDatabaseWrapper) -> list[_GiveBack]:
     return [give_back for give_back in found if not give_back.has_begun]
 
 
+def release_after_tests_commits() -> None:
+    """Release what this thread's transactions keep, if none but that of a test case is still open: inside it, Django
+    reports no COMMIT before the test ends."""
+    for connection in connections.all(initialized_only=True):
+        for give_back in [] if is_open(connection) else _waiting(connection):
+            give_back.begin()
+
+
 class _Registered:
     """The function that Django calls after COMMIT, and drops after ROLLBACK."""
 

@@ -13,25 +13,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 from unittest import TestCase
 
 from asgiref.sync import sync_to_async
 from django.test.utils import TestContextDecorator
 
 from django_rlock._core.clock import pretend_jump
-from django_rlock._core.threads import run_in_thread
+from django_rlock._core.threads import Call
 from django_rlock._stores import memory
-from django_rlock._transport.identity import running_loop
 from django_rlock.inspection import LockInfo, find_locks, lock_info
-from django_rlock.locks import rlock
+from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.holds import HOLDS
+from django_rlock.locks.places import database_of
 from django_rlock.locks.records import Hold
+from django_rlock.locks.transactions import release_after_tests_commits
 from django_rlock.settings import DEFAULT_ALIAS, MEMORY, changed_entries, get_aliases
 
 __all__ = [
@@ -45,8 +48,6 @@ __all__ = [
     "hold",
     "override_locks",
 ]
-
-T = TypeVar("T")
 
 C = TypeVar("C", bound=TestCase)
 
@@ -64,10 +65,11 @@ class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override
     from the extra ``testing``), so every kind of lock behaves as with Redis. ``**options`` are added to each alias of
     RLOCK: ``override_locks(WATCHDOG_TIMEOUT=3)``.
 
-    It stays in effect when a test overrides CACHES or RLOCK. The aliases of RLOCK stay, and an alias with NODES gets
-    the same number of nodes. Options for real servers are ignored: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters.
-    Processes that the test starts do not see these locks; a forked process has separate locks. Raises
-    ImproperlyConfigured if the extra is not installed, or if RLOCK is not a dict.
+    It stays in effect when a test overrides CACHES or RLOCK. The aliases of RLOCK stay. As in production, those of one
+    server and database share their locks, and others do not; an alias with NODES gets the same number of nodes. Options
+    for real servers are ignored: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters. Processes that the test starts do
+    not see these locks; a forked process has separate locks. Raises ImproperlyConfigured if the extra is not installed,
+    or if RLOCK is not a dict.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -103,6 +105,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override
 
 
 def _forget_holds_but(earlier: Collection[Hold]) -> None:
+    release_after_tests_commits()
     for hold in HOLDS.snapshot():
         if hold not in earlier:
             HOLDS.remove(hold)
@@ -111,19 +114,33 @@ def _forget_holds_but(earlier: Collection[Hold]) -> None:
 def _in_memory(options: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
     """RLOCK with all locks in this process, and with further options."""
     aliases = {DEFAULT_ALIAS: {}, **entries}
+    usual = _server(aliases[DEFAULT_ALIAS])
     return {
-        alias: {**_place(alias, known), **options} if isinstance(known, Mapping) else known
+        alias: {**_place(known, usual), **options} if isinstance(known, Mapping) else known
         for alias, known in aliases.items()
     }
 
 
-def _place(alias: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an alias that still apply, and its store in this process."""
+def _place(known: Mapping[str, Any], usual: str) -> dict[str, Any]:
+    """The options of an alias that still apply, and its servers in this process. The server of the default alias is
+    always the same, also when a test changes CACHES."""
     kept = {name: value for name, value in known.items() if name not in _OF_REAL_SERVERS}
     nodes = known.get("NODES")
-    if isinstance(nodes, list | tuple):
-        return {**kept, "NODES": [f"{MEMORY}{alias}/{number}" for number in range(len(nodes))]}
-    return {**kept, "STORE": "memory"}
+    if not isinstance(nodes, list | tuple):
+        server = _server(known)
+        return {**kept, "STORE": "memory" if server == usual else MEMORY + server}
+    servers = [database_of(str(node)) for node in nodes]
+    if len(set(servers)) < len(servers):  # as tests may have it, where production has different servers
+        servers = [f"{node}/{number}" for number, node in enumerate(nodes)]
+    return {**kept, "NODES": [MEMORY if server == usual else MEMORY + server for server in servers]}
+
+
+def _server(known: Any) -> str:
+    """What an alias's server has in common with that of other aliases only if both are one, as far as RLOCK shows."""
+    options = known if isinstance(known, Mapping) else {}
+    if options.get("STORE", "cache") == "cache":
+        return database_of(str(options.get("CACHE", "default")))
+    return f"{options['STORE']} {options.get('FOLDER')}"
 
 
 def advance(seconds: float) -> None:
@@ -142,58 +159,112 @@ class hold:  # noqa: N801 - read as a verb
         with hold("stock:1"):
             assert client.post("/buy/1/").status_code == 423
 
-    That owner differs from all threads and tasks of the code under test. ``kind`` and further options are those of
-    ``rlock()``. Async tests may use both forms; ``with`` blocks their event loop for a moment. Raises AssertionError if
-    a lock is already taken, and LockUnavailableError if Redis is unreachable.
+    That owner is a separate thread, so it differs from all threads and tasks of the code under test. ``kind`` and
+    further options are those of ``rlock()``. Async tests may use both forms; ``with`` blocks their event loop for a
+    moment. Raises AssertionError if a lock is already taken, and LockUnavailableError if Redis is unreachable.
     """
 
     def __init__(self, *names: str, using: str = DEFAULT_ALIAS, **options: Any) -> None:
         self._names = names
         self._using = using
-        self._lock = rlock(*names, using=using, owner=f"another owner {next(_numbers)}", **options)
+        self._lock = rlock(*names, using=using, **options)
+        self._owners: list[_AnotherOwner] = []
 
     def __enter__(self) -> Self:
-        if not _beside_the_loop(self._lock.acquire, False):
-            raise AssertionError(self._refused())
+        release_after_tests_commits()
+        owner = _AnotherOwner(self._lock)
+        if not owner.take():
+            self._refuse()
+        self._owners.append(owner)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _beside_the_loop(self._lock.release)
+        self._owners.pop().release()
 
     async def __aenter__(self) -> Self:
-        if not await self._lock.aacquire(blocking=False):
-            raise AssertionError(await sync_to_async(self._refused)())
+        await sync_to_async(release_after_tests_commits)()
+        owner = _AnotherOwner(self._lock)
+        try:
+            taken = await asyncio.to_thread(owner.take)
+        except asyncio.CancelledError:
+            owner.may_end.set()
+            raise
+        if not taken:
+            await sync_to_async(self._refuse)()
+        self._owners.append(owner)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._lock.arelease()
+        await asyncio.to_thread(self._owners.pop().release)
 
-    def _refused(self) -> str:
+    def _refuse(self) -> NoReturn:
         found = [info for name in self._names if (info := _info(name, self._using)) is not None]
-        return f"hold() could not acquire locks that are already held: {_listed(found) or ', '.join(self._names)}"
+        raise AssertionError(
+            f"hold() could not acquire locks that are already held: {_listed(found) or ', '.join(self._names)}"
+        )
 
 
-def _beside_the_loop(function: Callable[..., T], *args: Any) -> T:
-    """Call a blocking function, in a separate thread if this one runs an event loop."""
-    return function(*args) if running_loop() is None else run_in_thread(function, *args)
+class _AnotherOwner:
+    """A thread that takes a lock, and keeps it until it is told to release it."""
+
+    def __init__(self, lock: BaseLock) -> None:
+        self.may_end = threading.Event()
+        self._taking = Call(partial(lock.acquire, False))
+        self._releasing = Call(lock.release)
+        self._thread = threading.Thread(target=self._run, name=f"another owner {next(_numbers)}", daemon=True)
+
+    def _run(self) -> None:
+        self._taking.run()
+        if self._taking.value:
+            self.may_end.wait()
+            self._releasing.run()
+
+    def take(self) -> bool:
+        """Start it; returns whether it got the lock, and raises what ``acquire()`` raised."""
+        self._thread.start()
+        try:
+            self._taking.wait()
+        except BaseException:  # from a signal handler
+            self.may_end.set()
+            raise
+        return bool(self._taking.result())
+
+    def release(self) -> None:
+        """End it; raises what ``release()`` raised."""
+        self.may_end.set()
+        self._thread.join()
+        self._releasing.result()
+
+
+# A TestCase runs each test in a transaction. What a lock with until_commit waits for has happened for the code under
+# test when no other transaction is open, but Django reports it only at the end of the test.
 
 
 def assert_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
     """Raise AssertionError unless the lock is held, by any owner; LockUnavailableError as ``lock_info()`` does."""
+    release_after_tests_commits()
     if _info(name, using) is None:
         raise AssertionError(f"Lock {name!r} is not locked.")
 
 
 def _info(name: str, using: str) -> LockInfo | None:
-    return lock_info(rlock(name, using=using).name, using)
+    found = lock_info(rlock(name, using=using).name, using)
+    return found if found is not None and _is_held(found) else None
+
+
+def _is_held(lock: LockInfo) -> bool:
+    """Whether a majority of a RedLock's nodes may have it: after a release, some may have it for another moment."""
+    silent = [*lock.nodes.values()].count(None)
+    return not lock.nodes or 2 * (lock.votes + silent) > len(lock.nodes)
 
 
 def assert_not_locked(name: str, using: str = DEFAULT_ALIAS) -> None:
     """Raise AssertionError naming the holder if the lock is held; LockUnavailableError as ``lock_info()`` does."""
+    release_after_tests_commits()
     if (found := _info(name, using)) is not None:
         raise AssertionError(f"The lock is held: {_listed([found])}")
 
@@ -203,11 +274,12 @@ def assert_no_locks_left(using: str | None = None) -> None:
 
     It scans the server, so use it in tests only. Raises LockUnavailableError if a server is unreachable.
     """
+    release_after_tests_commits()
     found, errors = find_locks(using, scan=True)
     for error in errors.values():
         raise error
-    if found:
-        raise AssertionError(f"Locks are left: {_listed(found)}")
+    if held := [lock for lock in found if _is_held(lock)]:
+        raise AssertionError(f"Locks are left: {_listed(held)}")
 
 
 def _listed(locks: list[LockInfo]) -> str:

@@ -14,6 +14,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from django_rlock.testing import assert_locked, assert_not_locked, hold, override_locks
 from tests.forking import in_child
+from tests.forms import long
 
 pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -88,6 +89,57 @@ def test_aliases_stay_as_they_are(settings):
         with FencedLock("stock:42") as fenced, RedLock("stock:42", using="quorum") as voted:
             assert fenced.token > 0
             assert voted.token > 0
+
+
+SERVERS = {
+    **{
+        name: {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"redis://127.0.0.1:1/{database}"}
+        for name, database in {"default": 0, "same": 0, "other": 1}.items()
+    },
+    "local": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+}
+MEMORY = {"STORE": "memory"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_one"),
+    [
+        ([{}, {}], True),
+        ([{}, {"WATCHDOG_TIMEOUT": 300}], True),
+        ([{"CACHE": "default"}, {"CACHE": "same"}], True),
+        ([{"CACHE": "default"}, {"CACHE": "other"}], False),
+        ([{"CACHE": "default"}, {"CACHE": "local"}], False),
+        ([{"CACHE": "local"}, {"CACHE": "local"}], True),
+        ([{"KEY_PREFIX": "a:"}, {"KEY_PREFIX": "b:"}], False),
+        ([{"STORE": "embedded"}, {"STORE": "embedded"}], True),
+        ([{"STORE": "embedded"}, {"STORE": "embedded", "FOLDER": "/srv/locks"}], False),
+        ([{"STORE": "embedded"}, {}], False),
+        ([MEMORY, MEMORY], True),
+        ([MEMORY, {"STORE": "memory://audit"}], False),
+        ([{"NODES": ["default", "other"]}, {"NODES": ["same", "other"]}], True),
+        ([{"NODES": ["default", "other"]}, {"NODES": ["redis://127.0.0.1:2", "redis://127.0.0.1:3"]}], False),
+    ],
+)
+@pytest.mark.parametrize("default", [{}, *long({"CACHE": "other"}, MEMORY)])
+def test_aliases_share_their_locks_as_in_production(entries, is_one, default, settings):
+    settings.CACHES = SERVERS
+    settings.RLOCK = {"default": default, **dict(zip(["one", "two"], entries, strict=True))}
+    with override_locks(), hold("stock:42", using="one"):
+        assert_locked("stock:42", using="one")
+        lock = rlock("stock:42", using="two")
+        assert lock.acquire(blocking=False) is not is_one
+        if is_one:
+            assert_locked("stock:42", using="two")
+        else:
+            lock.release()
+            assert_not_locked("stock:42", using="two")
+
+
+def test_nodes_that_are_one_server_in_the_settings_of_tests_stay_several(settings):
+    settings.CACHES = SERVERS
+    settings.RLOCK = {"quorum": {"NODES": ["default", "same", "other"]}}
+    with override_locks(), RedLock("stock:42", using="quorum"), hold("stock:43", using="quorum"):
+        assert_locked("stock:42", using="quorum")
 
 
 def test_other_caches_stay(settings):

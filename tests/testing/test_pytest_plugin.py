@@ -13,11 +13,33 @@ SETTINGS = """
 SECRET_KEY = "test"
 INSTALLED_APPS = ["django_rlock"]
 CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 """
 TESTS = """
 import asyncio
 import pytest
+from django.db import transaction
+from django.test import TestCase
 from django_rlock import rlock
+from django_rlock.testing import override_locks
+
+def sell():
+    with transaction.atomic():
+        rlock("stock:1", until_commit=True).acquire()
+
+@pytest.mark.django_db
+def test_until_commit(rlocks):
+    sell()
+
+@pytest.mark.django_db(transaction=True)
+def test_until_a_real_commit(rlocks):
+    sell()
+    assert not rlock("stock:1").locked()
+
+@override_locks()
+class TestSale(TestCase):
+    def test_until_commit(self):
+        sell()
 
 def test_held(held_lock, rlocks):
     held_lock("stock:1")
@@ -49,7 +71,8 @@ def project(tmp_path):
 
 @pytest.mark.parametrize("options", [[], *long(["-n", "2"])], ids=["one process", "xdist"])
 def test_in_a_project(project, options):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--ds", "project_settings", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-rP", "-p", "no:randomly", "--ds", "project_settings", *options]
     run = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-    assert "4 passed, 1 error" in run.stdout, run.stdout + run.stderr
+    assert "7 passed, 1 error" in run.stdout, run.stdout + run.stderr
+    assert "has ended, but" not in run.stdout, run.stdout
     assert "Locks are left: stock:2 by" in run.stdout
