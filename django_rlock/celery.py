@@ -57,7 +57,7 @@ class LockedTask(AbstractTask[P, R_co]):
     templates, which locks all or none; or a function that gets the task and the arguments and returns a name or a list
     of names. None uses the task's name and all arguments. With ``pydantic=True`` the arguments are validated first.
 
-    ``on_locked`` says what to do when the lock is still taken after ``lock_wait_time`` seconds (0 tries once):
+    ``on_locked`` says what to do when the lock is still held after ``lock_wait_time`` seconds (0 tries once):
 
     * ``"skip"``: the task ends normally with ``Skipped``, which is false, and becomes None in JSON results. So chains
       and chords go on, unless ``on_skipped="stop_chain"`` ends the chain there;

@@ -85,7 +85,7 @@ class Lock:
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Acquire the lock; returns False if it is still taken after the wait. ``token`` names the owner (None: a new
+        """Acquire the lock; returns False if it is still held after the wait. ``token`` names the owner (None: a new
         name)."""
         blocking = self.blocking if blocking is None else blocking
         wait = self.blocking_timeout if blocking_timeout is None else _wait_seconds(blocking_timeout)

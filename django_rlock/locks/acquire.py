@@ -199,7 +199,7 @@ async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireReques
 
 
 async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
-    """Take the lock; returns False if it was still taken at the end of the wait.
+    """Take the lock; returns False if it was still held at the end of the wait.
 
     A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
     """

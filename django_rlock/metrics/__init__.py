@@ -139,7 +139,7 @@ BREADCRUMBS = "django_rlock.breadcrumbs"
 """The receivers' id."""
 _MESSAGES = {
     "acquired": ("info", "Waited {waited:.3f} s for lock {name!r}"),
-    "timed_out": ("warning", "Lock {name!r} was still taken after {waited:.3f} s"),
+    "timed_out": ("warning", "Lock {name!r} was still held after {waited:.3f} s"),
     "unavailable": ("error", "Lock {name!r} was unavailable for {waited:.3f} s: {reason}"),
     "lost": ("error", "Lock {name!r} was lost: {reason}"),
     "force_released": ("warning", "Lock {name!r} was freed by force: {reason}"),

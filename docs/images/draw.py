@@ -201,7 +201,7 @@ PICTURES = [
         "redelivery.svg",
         "A redelivered message runs once",
         "Worker A runs task 7 for longer than the visibility timeout, so the broker delivers the message again, to"
-        " worker B. B finds the lock taken by task 7 itself. It sends the message again for later, and acknowledges"
+        " worker B. B finds the lock held by task 7 itself. It sends the message again for later, and acknowledges"
         " this copy. A succeeds, and Redis remembers that task 7 is done. When the copy comes, B drops it.",
         ["worker A", "broker", "worker B"],
         [

@@ -68,7 +68,7 @@ def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.Monke
         pass
     [crumb] = crumbs()
     assert crumb["level"] == "warning"
-    assert crumb["message"].startswith("Lock 'stock:42' was still taken after 0.0")
+    assert crumb["message"].startswith("Lock 'stock:42' was still held after 0.0")
 
 
 def test_a_job_that_only_takes_a_lock_is_refused() -> None:
