@@ -1,8 +1,8 @@
 """RedLock: votes, the nodes' marks and their quarantine, renewals, and copies that come late.
 
 Time passes in ticks. A client asks one node after the other, and may be paused between any two of its steps. A reply
-may be lost. A node may lose its data at any time, or go on with an older state of them under another run id. A command
-may be executed once more at any later time.
+may be lost. A node may lose its data at any time, or go on with an older state of them: after a restart, a failover, or
+a failover there and back. A command may be executed once more at any later time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KNOWN = 0
 
 
 class Node(NamedTuple):
-    """Who holds the lock here, and the ticks that are left; the mark of the data, and the run that began with them.
+    """Who holds the lock here, and the ticks that are left; the mark of the data.
 
     ``refused`` are the owner ids that were released here, as long as a copy of their acquire may come.
     """
@@ -31,15 +31,13 @@ class Node(NamedTuple):
     holder: Name = NOBODY
     left: int = 0
     mark: int = KNOWN
-    run: int = 0
     refused: frozenset[Name] = frozenset()
 
 
 class Sight(NamedTuple):
-    """The mark that a client has seen at a node, in which run, and how many ticks ago first (-1: none)."""
+    """The mark that a client has seen at a node, and how many ticks ago first (-1: none)."""
 
     mark: int = -1
-    run: int = 0
     ago: int = 0
 
 
@@ -109,8 +107,7 @@ class RedLock:
             if state.losses:
                 fewer = state._replace(losses=state.losses - 1)
                 yield f"node {at} loses its data", _at_node(fewer, at, self.emptied(node))
-                older = Node(mark=node.mark, run=node.run + 1)
-                yield f"node {at} goes on with older data", _at_node(fewer, at, older)
+                yield f"node {at} goes on with older data", _at_node(fewer, at, self.older(node))
         for copy in sorted(state.late):
             what, name, at = copy
             after = state._replace(late=state.late - {copy})
@@ -130,12 +127,12 @@ class RedLock:
         return self._nodes // 2 + 1
 
     def emptied(self, node: Node) -> Node:
-        """The next grant marks new data; until then the mark is below 0."""
-        return Node(mark=-abs(node.mark) - 1, run=node.run)
+        """The next grant marks new data."""
+        return _to_be_marked(node)
 
-    def is_known(self, node: Node) -> bool:
-        """Whether the mark says that the data are known for longer than any lease: it is that of the node's run."""
-        return node.mark == KNOWN and node.run == 0
+    def older(self, node: Node) -> Node:
+        """Whichever process has them, the mark belongs to another replication id, so the next grant replaces it."""
+        return _to_be_marked(node)
 
     def may_renew(self, client: Client) -> bool:
         """Whether a node's vote counts whatever it may have forgotten."""
@@ -263,10 +260,10 @@ class RedLock:
             yield f"client {at} is refused by node {number}", _at_client(state, at, asked._replace(against=against))
             return
         sight = asked.sights[number]
-        if not self.is_known(node) and (sight.mark, sight.run) != (node.mark, node.run):
-            sight = Sight(node.mark, node.run)
+        if node.mark not in {KNOWN, sight.mark}:
+            sight = Sight(node.mark)
             asked = asked._replace(sights=(*asked.sights[:number], sight, *asked.sights[number + 1 :]))
-        if self.may_renew(client) or self.is_known(node) or sight.ago - client.age >= self.quarantine:
+        if self.may_renew(client) or node.mark == KNOWN or sight.ago - client.age >= self.quarantine:
             asked = asked._replace(votes=asked.votes | {number})
         yield f"client {at} hears node {number}", self._after_vote(state, at, asked)
 
@@ -280,6 +277,11 @@ class RedLock:
         left = max(left, client.left)
         inside = Client(client.sights, INSIDE, left=left, attempts=client.attempts, number=client.number)
         return _at_client(state, at, inside)
+
+
+def _to_be_marked(node: Node) -> Node:
+    """Its mark is below 0 until the next grant."""
+    return Node(mark=-abs(node.mark) - 1)
 
 
 def _sorted(state: State) -> State:
@@ -321,14 +323,14 @@ class DataNotMarked(RedLock):
     """A node that lost its data votes at once."""
 
     def emptied(self, node: Node) -> Node:
-        return Node(run=node.run)
+        return Node()
 
 
-class RunNotCompared(RedLock):
-    """A mark is believed in whatever run of the server."""
+class ReplicationNotCompared(RedLock):
+    """A mark is believed whatever the replication id: the server may have been a replica since."""
 
-    def is_known(self, node: Node) -> bool:
-        return node.mark == KNOWN
+    def older(self, node: Node) -> Node:
+        return Node(mark=node.mark)
 
 
 class ShortQuarantine(RedLock):
@@ -376,6 +378,6 @@ class RenewalsUndoubted(RedLock):
 
 
 MUTANTS = (
-    *(DataNotMarked, RunNotCompared, ShortQuarantine, HalfIsEnough, ValidFromReply),
+    *(DataNotMarked, ReplicationNotCompared, ShortQuarantine, HalfIsEnough, ValidFromReply),
     *(CopiesNotRefused, NameUsedTwice, RenewalsUndoubted),
 )

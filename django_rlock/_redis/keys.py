@@ -112,8 +112,14 @@ def tombstone_key(key: str, owner: str) -> str:
     return f"{tagged('rlock_tombstone', key)}:{owner}"
 
 
+def node_key(quarantine: float) -> str:
+    """A hash on a RedLock's node. ``mark`` says since when it has kept its data: it is the node's run id, once that is
+    longer than the quarantine. ``replication`` is the replication id to which the mark belongs."""
+    return f"rlock_node:{quarantine:g}"
+
+
 def voter_key(quarantine: float) -> str:
-    """Says of a RedLock's node since when it has kept its data: its run id, once that is longer than the quarantine."""
+    """The mark of release 0.1, which its processes keep while both releases share the nodes."""
     return f"rlock_voter:{quarantine:g}"
 
 

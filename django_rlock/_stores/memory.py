@@ -88,7 +88,8 @@ class InProcessServer:
     def give_vote(self, quarantine: float) -> None:
         """Let the server vote as a node of RedLock: it has lost no lock."""
         with self._client() as client:
-            client.set(keys.voter_key(quarantine), _run_id(self._server.fake_server))
+            run_id = _run_id(self._server.fake_server)
+            client.hset(keys.node_key(quarantine), mapping={"mark": run_id, "replication": run_id})
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[redis.Redis]:
@@ -154,7 +155,8 @@ def _add_info() -> None:
     FakeSocket = import_string(f"fakeredis.{'_socket.' if is_split else ''}_fakesocket.FakeSocket")  # noqa: N806
 
     def info(self: Any, *_sections: bytes) -> bytes:
-        return f"run_id:{_run_id(self._server)}\r\n".encode()
+        run_id = _run_id(self._server)
+        return f"run_id:{run_id}\r\nmaster_replid:{run_id}\r\n".encode()
 
     if "info" not in SUPPORTED_COMMANDS:
         FakeSocket.info = command((), (bytes,))(info)

@@ -39,8 +39,8 @@ class Acquire(QuorumCall):
     """Takes the lock. Returns OK and the fencing token, or the time in ms until enough leases may have expired.
 
     ``fresh`` is the proposed token; ``valid_for`` is the lease minus the clock drift, in seconds. ``fencing`` is
-    whether the lock has a token. The keys are those of the lock, of its counter and of the owner's tombstone, and that
-    of the mark of the node's data, unless nodes forget nothing.
+    whether the lock has a token. The keys are those of the lock, of its counter and of the owner's tombstone, and those
+    of the marks of the node's data, unless nodes forget nothing.
     """
 
     fresh = NO_PROPOSAL
@@ -107,7 +107,7 @@ class Acquire(QuorumCall):
         for node, grant in grants.yes.items():
             mark = _mark_in(grant)
             if run_id := voting.nodes.restarts.unknown_to_others(node, mark):
-                voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:], (mark, run_id)), [node])
+                voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:4], (mark, run_id)), [node])
 
 
 class Bump(QuorumCall):
@@ -372,8 +372,8 @@ class Majority(Kind["RedLock"]):
         return Renew(
             lock.name,
             scripts.REDLOCK_RENEW,
-            (lock.key, *(marks or (lock.key,)), *settled_keys(lock, owner_id, mode)),
-            (owner_id, milliseconds(lease), mode, len(marks)),
+            (lock.key, *(marks or (lock.key, lock.key)), *settled_keys(lock, owner_id, mode)),
+            (owner_id, milliseconds(lease), mode, int(bool(marks))),
             lease=lease,
             undo=partial(self.leave, lock, owner_id, lease),
             # A settling call gives no new lease, and may come after a forced release.
@@ -418,9 +418,10 @@ class Majority(Kind["RedLock"]):
 
 
 def _marks(lock: RedLock) -> tuple[str, ...]:
-    """The key of the mark of each node's data; none where nodes forget nothing."""
+    """The keys of the marks of each node's data: ours and that of release 0.1. None where nodes forget nothing."""
     options = settings_of(lock.using)
-    return (keys.voter_key(options.longest_lease),) if options.nodes and options.longest_lease else ()
+    longest = options.longest_lease
+    return (keys.node_key(longest), keys.voter_key(longest)) if options.nodes and longest else ()
 
 
 class RedLock(BaseLock):

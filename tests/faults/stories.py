@@ -345,12 +345,12 @@ def seed(strike: Strike) -> None:
 @story(scripts.REDLOCK_VOUCH)
 def vouch(strike: Strike) -> None:
     """A node gets its vote, loses its data, and gets a new mark."""
-    mark = keys.voter_key(30)
     client = redis.Redis.from_url(settings.CACHES["default"]["LOCATION"])
-    client.set(mark, "?first")
+    mark = keys.node_key(30)
+    client.hset(mark, "mark", "?first")
     strike()
     send(ScriptCall(NAME, Template(scripts.REDLOCK_VOUCH, (mark,), ("run",)), mark, "?first"))
-    client.set(mark, "?second")
+    client.hset(mark, "mark", "?second")
     client.close()
 
 

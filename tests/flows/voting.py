@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock._redis.keys import voter_key
+from django_rlock._redis.keys import node_key
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
@@ -73,35 +73,30 @@ class Node:
 
     def __init__(self, client: Any, number: int) -> None:
         self.client = client
-        self.run = 0
-        self._number = number
+        self.run_id = f"node{number}"
         self._nonces = iter(range(10**6))
-        client.set(voter_key(LEASE), self.run_id)
-
-    @property
-    def run_id(self) -> str:
-        return f"node{self._number}run{self.run}"
+        self._replication = client.info("replication")["master_replid"]
+        client.hset(node_key(LEASE), mapping={"mark": self.run_id, "replication": self._replication})
 
     @property
     def is_marked(self) -> bool:
-        return bool(self.client.exists(voter_key(LEASE)))
+        return bool(self.client.hget(node_key(LEASE), "replication") == self._replication.encode())
 
     def execute(self, call: QuorumCall) -> list[Any]:
         arguments = call.args if call.fresh is None else (*call.args, call.fresh)
         nonce = next(self._nonces)
-        reply: list[Any] = self.client.evalsha(call.script.sha, len(call.keys), *call.keys, nonce, *arguments)
+        reply: list[Any] = self.client.eval(call.script.source, len(call.keys), *call.keys, nonce, *arguments)
         return reply
 
     def lose_data(self) -> None:
         self.client.flushdb()
 
     def go_back(self) -> None:
-        """Restart with an older state of the data: before the lock was taken."""
-        mark = self.client.get(voter_key(LEASE))
+        """Come back with an older state of the data: before the lock was taken, under another replication id."""
+        mark = self.client.hget(node_key(LEASE), "mark")
         self.client.flushdb()
         if mark is not None:
-            self.client.set(voter_key(LEASE), mark)
-        self.run += 1
+            self.client.hset(node_key(LEASE), mapping={"mark": mark, "replication": "a former one"})
 
     def tick(self) -> None:
         left = int(self.client.pttl(KEY)) - int(1000 * TICK)
@@ -354,7 +349,7 @@ class Walk:
         for node, expected in zip(self.nodes, state.nodes, strict=True):
             holders = [] if expected.holder == NOBODY else [self.owner_ids[expected.holder].encode()]
             assert (node.client.hkeys(KEY), node.left) == (holders, expected.left)
-            assert (node.is_marked, node.run) == (expected.mark >= 0, expected.run)
+            assert node.is_marked == (expected.mark >= 0)
         for walker, client in zip(self.walkers, state.clients, strict=True):
             assert walker.at == _AT[client.doing], (walker.at, client)
             if walker.at == "inside":

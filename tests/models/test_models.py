@@ -82,13 +82,13 @@ CAUGHT: dict[Any, dict[str, Any]] = {
     redlock.CopiesNotRefused: {**LATE, "losses": 0},
     redlock.NameUsedTwice: {**LATE, **AGAIN, "losses": 0},
     redlock.RenewalsUndoubted: {},
-    redlock.RunNotCompared: {},
+    redlock.ReplicationNotCompared: {},
     redlock.ShortQuarantine: {"attempts": (1, 2)},
     redlock.ValidFromReply: {},
 }
 QUICK = {
     *(fairlock.AnyWakeUp, fairlock.ClockStandsStill, fairlock.NoBeat, fairlock.NoUndo),
-    *(redlock.CopiesNotRefused, redlock.DataNotMarked, redlock.HalfIsEnough, redlock.RunNotCompared),
+    *(redlock.CopiesNotRefused, redlock.DataNotMarked, redlock.HalfIsEnough, redlock.ReplicationNotCompared),
 }
 
 

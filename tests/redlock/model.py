@@ -17,13 +17,14 @@ Reply = list[Any]
 class Node:
     """A server with one lock on it. Its clock is the caller's business: ``clock()`` answers seconds.
 
-    ``run_id`` changes with every restart; ``durable`` nodes keep their data through it.
+    ``run_id`` and ``replication`` change with every restart; ``durable`` nodes keep their data through it.
     """
 
     def __init__(self, clock: Callable[[], float], durable: bool = False) -> None:
         self.clock = clock
         self.durable = durable
         self.generation = 0
+        self.replication = 0
         self.forget()
         self.start()
         self._scripts: dict[Script, Callable[..., Any]] = {
@@ -42,9 +43,23 @@ class Node:
         self.counter = 0
         self.tombstones: dict[str, int] = {}
         self.mark = b""
+        self.marked: int | None = None
+        self.former_mark = b""
 
     def start(self) -> None:
         self.generation += 1
+        self.replication += 1
+
+    def fail_over_and_back(self) -> None:
+        """Come back with data that lack the last writes; the process and its connections stay."""
+        mark, marked = self.mark, self.marked
+        self.forget()
+        self.mark, self.marked = mark, marked
+        self.replication += 1
+
+    def give_vote(self) -> None:
+        """Let its data have been known for longer than any lease."""
+        self.mark, self.marked = self.known, self.replication
 
     def restart(self) -> None:
         if not self.durable:
@@ -110,7 +125,11 @@ class Node:
         return [b"OK", token, self._now_us(), self._mark(owner)]
 
     def _mark(self, owner: str) -> bytes:
-        self.mark = self.mark or f"?{owner}".encode()
+        if self.marked != self.replication:
+            self.mark = (self.former_mark if self.marked is None else b"") or f"?{owner}".encode()
+            if self.marked is not None:
+                self.former_mark = b""
+            self.marked = self.replication
         return self.mark
 
     def vouch(self, mark: bytes, run_id: str) -> int:

@@ -86,6 +86,7 @@ class Setting:
     crashes: float = 0.0
     durable: bool = False
     blackouts: float = 0.0
+    returns: float = 0.0
     outage: float = 0.3
     cuts: float = 0.0
     pauses: float = 0.0
@@ -172,6 +173,7 @@ class World:
             (setting.pauses, self._pause),
             (setting.steps, self._step),
             (setting.blackouts, self._black_out),
+            (setting.returns, self._fail_over_and_back),
             (setting.singles, self._take_one),
         ):
             time = self.random.expovariate(rate) if rate else math.inf
@@ -187,6 +189,9 @@ class World:
         for node in self.nodes:
             node.go_down(self.random.uniform(0, self.setting.outage))
 
+    def _fail_over_and_back(self) -> None:
+        self.random.choice(self.nodes).model.fail_over_and_back()
+
     def _cut(self) -> None:
         client, node = self.random.choice(self.clients), self.random.choice(self.nodes)
         node.cut_until[client] = self.now + self.random.uniform(0, 1)
@@ -200,9 +205,9 @@ class World:
         node = self.nodes[self.random.randrange(self.setting.stepping)]
         node.offset += self.random.uniform(-1, 0 if self.setting.back else 1) * self.setting.longest_step
         if self.setting.evicts and self.chance(0.3):
-            mark = node.model.mark
+            mark, marked = node.model.mark, node.model.marked
             node.model.forget()
-            node.model.mark = mark  # it is not among what is evicted
+            node.model.mark, node.model.marked = mark, marked  # they are not among what is evicted
 
     def _take_one(self) -> None:
         node = self.random.choice(self.nodes)
@@ -240,7 +245,7 @@ class SimNode:
         self.cut_until: dict[Client, float] = {}
         self.granted: dict[str, int] = {}
         self.model = Node(self.clock, setting.durable)
-        self.model.mark = self.model.known  # it has been up for a while
+        self.model.give_vote()  # it has been up for a while
 
     def clock(self) -> float:
         return self.offset + self.rate * self.world.now

@@ -12,12 +12,12 @@ from tests.redlock.model import Node
 
 KEY = "rlock:x"
 STATE, TOKEN, TOMBSTONE, CHANNEL = KEY, keys.token_key(KEY), keys.tombstone_key(KEY, ""), keys.redisson_channel(KEY)
-MARK = keys.voter_key(30)
+MARK, FORMER_MARK = keys.node_key(30), keys.voter_key(30)
 KEYS = {
-    scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONE, MARK),
+    scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONE, MARK, FORMER_MARK),
     scripts.REDLOCK_BUMP: (STATE, TOKEN),
     scripts.REDLOCK_RELEASE: (STATE, CHANNEL, TOMBSTONE),
-    scripts.REDLOCK_RENEW: (STATE, MARK, keys.settled_key(KEY, "client", "owner")),
+    scripts.REDLOCK_RENEW: (STATE, MARK, FORMER_MARK, keys.settled_key(KEY, "client", "owner")),
     scripts.REDLOCK_SEED: (STATE, TOMBSTONE),
     scripts.REDLOCK_VOUCH: (MARK,),
     scripts.LOCK_STATE: (STATE,),
@@ -39,6 +39,8 @@ def random_call(pick: random.Random):
             (scripts.REDLOCK_VOUCH, (f"?{pick.choice('abc')}".encode(), "run")),
             (scripts.LOCK_STATE, (owner,)),
             ("lose mark", ()),
+            ("fail over", ()),
+            ("have the former mark", ()),
             ("expire", ()),
             ("forget tombstones", ()),
         ]
@@ -64,7 +66,14 @@ def test_model_and_scripts_agree(seed, server):
             node.tombstones.clear()
         elif what == "lose mark":
             client.delete(MARK)
-            node.mark = b""
+            node.mark, node.marked = b"", None
+        elif what == "fail over":
+            if client.exists(MARK):
+                client.hset(MARK, "replication", "another")
+                node.replication += 1
+        elif what == "have the former mark":
+            client.set(FORMER_MARK, "former")
+            node.former_mark = b"former"
         else:
             used = [key + args[0] if key == TOMBSTONE else key for key in KEYS[what]]
             real = client.eval(what.source, len(used), *used, step, *args)[1:]

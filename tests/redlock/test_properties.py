@@ -299,6 +299,16 @@ def data_are_not_marked(patch):
     patch.setattr(Node, "_mark", lambda self, owner: self.known)
 
 
+def marks_outlive_failovers(patch):
+    fail_over_and_back = Node.fail_over_and_back
+
+    def changed(self):
+        fail_over_and_back(self)
+        self.marked = self.marked and self.replication
+
+    patch.setattr(Node, "fail_over_and_back", changed)
+
+
 def half_quarantine(patch):
     patch.setattr(simulator, "QUARANTINE_SHARE", 0.5)
 
@@ -743,7 +753,7 @@ def test_p09_where_counters_are_lost_the_clock_outranks_a_proposal(mutant, mutat
         world.run(0.5)
         for node in world.nodes:
             node.model.forget()
-            node.model.mark = node.model.known
+            node.model.give_vote()
         propose(client, -(10**6))
         client.start(client.visit(0.0))
         with pytest.raises(BrokenError) if mutant else nullcontext():
@@ -793,6 +803,15 @@ def test_p10_restarted_nodes_have_no_votes(settings):
 def test_p10_mutants(mutant, mutate, settings):
     mutate(mutant)
     assert_caught(settings, RESTARTS, 100)
+
+
+RETURNS = replace(RESTARTS, crashes=0, blackouts=0, returns=1.0)
+
+
+def test_p10_nodes_that_failed_over_and_back_have_no_votes(mutate, settings):
+    assert sweep(settings, RETURNS, seeds(50)) > 16
+    mutate("marks_outlive_failovers")
+    assert_caught(settings, RETURNS, 100)
 
 
 # --- P11: a dead client's keys end ------------------------------------------------------------------------------------

@@ -4,17 +4,19 @@ import pytest
 from pytest_django import Settings
 
 from django_rlock._core.clock import monotonic
-from django_rlock._redis.keys import voter_key
+from django_rlock._redis.keys import node_key, voter_key
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 from tests.background import look_at
 from tests.redlock.conftest import hold_of, holders
+from tests.redlock.test_five_nodes import take_away
+from tests.topologies.servers import command
 
 QUARANTINE = 6.0
 REFUSED = "emptied or has restarted, and gets no votes for another"
-KEY = voter_key(QUARANTINE)
+KEY = node_key(QUARANTINE)
 
 
 @pytest.fixture
@@ -35,12 +37,12 @@ def lock(three: list[EmbeddedServer]) -> RedLock:
 
 def mark(server: EmbeddedServer, value: str) -> None:
     with server.client() as client:
-        client.set(KEY, value)
+        client.hset(KEY, mapping={"mark": value, "replication": client.info("replication")["master_replid"]})
 
 
 def mark_of(server: EmbeddedServer) -> str | None:
     with server.client() as client:
-        return client.get(KEY)
+        return client.hget(KEY, "mark")
 
 
 def run_id_of(server: EmbeddedServer) -> str:
@@ -86,11 +88,51 @@ async def test_restarted_nodes_have_no_votes(binding, three, lock):
     async with binding.inside(lock):
         pass
     for server in three[:2]:
-        before = mark_of(server)
-        server.kill()
-        server.start()
-        mark(server, before or "")
+        server.restart(keep_data=True)
+        assert mark_of(server)
     assert await is_refused(binding, lock)
+
+
+@pytest.mark.lengthy
+async def test_a_node_that_failed_over_and_back_has_no_vote(binding, three, own_server, lock, settings):
+    """It has the run id, the mark and the connections that it had before, but not the lock."""
+    primary, replica = (own_server(None, port=0, args=["--repl-diskless-sync-delay", "0"]) for _ in range(2))
+    nodes = [primary, *three[1:]]
+    settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODES": [server.url for server in nodes]}}
+    await replicate(binding, replica, primary)
+    mark(primary, run_id_of(primary))
+    await binding.until(lambda: mark_of(replica) is not None)
+    async with binding.inside(lock):
+        pass
+    command(replica, "REPLICAOF", "NO", "ONE")
+    take_away(nodes[:2])  # by a majority without the third node
+    await replicate(binding, primary, replica)
+    command(primary, "REPLICAOF", "NO", "ONE")
+    assert mark_of(primary) == run_id_of(primary)
+    assert not await binding.acquire(lock, wait_time=0)
+
+
+async def replicate(binding, replica: EmbeddedServer, primary: EmbeddedServer) -> None:
+    command(replica, "REPLICAOF", "127.0.0.1", primary.port)
+    with replica.client() as client:
+        await binding.until(lambda: client.info("replication")["master_link_status"] == "up")
+
+
+async def test_the_mark_of_the_former_release_counts_once(binding, three, lock):
+    """An upgrade needs no pause. Older data that come back have that mark, too."""
+    for server in three:
+        with server.client() as client:
+            client.delete(KEY)
+            client.set(voter_key(QUARANTINE), run_id_of(server))
+    async with binding.inside(lock):
+        pass
+    for server in three[:2]:
+        with server.client() as client:
+            client.hset(KEY, "replication", "of a former primary")
+    assert await is_refused(binding, lock)
+    for server in three[:2]:
+        with server.client() as client:
+            assert not client.exists(voter_key(QUARANTINE))  # the former release does not count them either
 
 
 async def test_a_mark_is_known_from_when_it_was_seen(binding, three, lock, monkeypatch):

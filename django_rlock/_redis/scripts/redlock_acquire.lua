@@ -4,6 +4,7 @@
 -- KEYS[2]  last token
 -- KEYS[3]  tombstone: exists if the owner has released already
 -- KEYS[4]  mark of the node's data, which is lost with the data; omitted for nodes that never lose data
+-- KEYS[5]  the mark of release 0.1; omitted likewise
 -- ARGV[1]  nonce
 -- ARGV[2]  owner, whose id is new in every attempt
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
@@ -22,7 +23,7 @@ if left ~= -2 and redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
     -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], math.max(left, tonumber(ARGV[4])))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), KEYS[4] and mark_of(KEYS[4], ARGV[2])}
+    return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), KEYS[4] and mark_of(KEYS[4], KEYS[5], ARGV[2])}
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -36,4 +37,4 @@ end
 local token, now = next_token(KEYS[2], ARGV[5], ARGV[6])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 'OK', token, now, KEYS[4] and mark_of(KEYS[4], ARGV[2])}
+return {ARGV[1], 'OK', token, now, KEYS[4] and mark_of(KEYS[4], KEYS[5], ARGV[2])}

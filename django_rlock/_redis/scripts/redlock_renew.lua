@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  hash of owner -> holds
 -- KEYS[2]  mark of the node's data; another key for nodes that never lose data
--- KEYS[3]  for an extension: nonce up to which the owner's extensions are settled
+-- KEYS[3]  the mark of release 0.1; another key likewise
+-- KEYS[4]  for an extension: nonce up to which the owner's extensions are settled
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 -- ARGV[3]  lease, ms
@@ -22,8 +23,8 @@ end
 if ARGV[4] == '1' then
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[3]))
 elseif ARGV[4] == '2' then
-    settle_extensions(KEYS[3], ARGV[1])
-elseif not is_settled(KEYS[3], ARGV[1]) then
+    settle_extensions(KEYS[4], ARGV[1])
+elseif not is_settled(KEYS[4], ARGV[1]) then
     redis.call('pexpire', KEYS[1], ARGV[3])
 end
-return {ARGV[1], holds, ARGV[5] == '1' and mark_of(KEYS[2], ARGV[2]) or ''}
+return {ARGV[1], holds, ARGV[5] == '1' and mark_of(KEYS[2], KEYS[3], ARGV[2]) or ''}

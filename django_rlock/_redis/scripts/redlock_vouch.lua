@@ -7,8 +7,8 @@
 --
 -- Returns {nonce, 1}, or {nonce, 0} when the node has another mark: it has lost the data that the client knows.
 
-if redis.call('get', KEYS[1]) ~= ARGV[2] then
+if redis.call('hget', KEYS[1], 'mark') ~= ARGV[2] then
     return {ARGV[1], 0}
 end
-redis.call('set', KEYS[1], ARGV[3])
+redis.call('hset', KEYS[1], 'mark', ARGV[3])
 return {ARGV[1], 1}

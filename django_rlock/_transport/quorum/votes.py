@@ -45,8 +45,9 @@ class Restarts:
     sets a new one, and the node has no vote for ``quarantine`` seconds, which is the longest lease (0: nodes that
     forget nothing). A process that has seen the same mark for so long, by its own clock, counts the node's votes
     again, and replaces the mark by the node's run id. From then on other processes count them too. A server that was
-    restarted, or was a replica, may have an older state of the data: its run id is another, so the mark is not
-    believed. No clock of a server matters.
+    restarted, or was a replica, may have an older state of the data. Then its replication id is another, and the script
+    replaces the mark (``voter.lua``). A mark that is another server's run id is not believed either. No clock of a
+    server matters.
 
     A server is identified once for each connection, which ends when the server does, so every reply on a connection
     comes from the same server. Therefore NODES must not name a proxy that puts another server behind an open
@@ -75,7 +76,7 @@ class Restarts:
         if not self.quarantine or mark == seen.run_id.encode():
             return None
         if mark != seen.mark[0]:
-            seen.mark = mark, now  # by one assignment, for other threads
+            seen.mark = (mark, now) if mark else UNMARKED  # by one assignment, for other threads
         left = seen.mark[1] + self.quarantine - sent_at
         if left <= 0:
             return None
