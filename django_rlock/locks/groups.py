@@ -25,8 +25,9 @@ from django_rlock.settings import settings_of
 
 T = TypeVar("T")
 
-MOST_TOGETHER = 1000
-"""How many locks one script takes or frees at most; it blocks the server meanwhile."""
+MOST_TOGETHER = {PLAIN: 1000, FENCED: 500, **dict.fromkeys(TOGETHER[2:], 200)}
+"""How many locks of each sort one script takes or frees at most. It blocks the server meanwhile, for about a
+millisecond."""
 
 
 class LockGroup:
@@ -169,9 +170,19 @@ def places(driver: Driver) -> Callable[[AbstractLock], tuple[str, object]]:
     return place_of
 
 
-def sliced(group: Sequence[T]) -> list[Sequence[T]]:
-    """Split a group into parts that are small enough for one script."""
-    return [group[start : start + MOST_TOGETHER] for start in range(0, len(group), MOST_TOGETHER)]
+def sliced(group: Sequence[T], locks: Sequence[AbstractLock]) -> list[Sequence[T]]:
+    """Split a group, which belongs to these locks one by one, into parts that are small enough for one script."""
+    if len(group) <= min(MOST_TOGETHER.values()):
+        return [group]
+    ends, whole = [0], max(MOST_TOGETHER.values())
+    left = whole
+    for number, lock in enumerate(locks):
+        share = whole // MOST_TOGETHER.get(lock._kind.joins, whole)
+        if share > left:
+            ends.append(number)
+            left = whole
+        left -= share
+    return [group[start:end] for start, end in itertools.pairwise([*ends, len(group)])]
 
 
 Piece = LockGroup | AbstractLock
@@ -187,7 +198,7 @@ class Grouping:
         place_of = places(driver)
         for lock in locks:
             together.setdefault(place_of(lock) if lock._kind.joins else id(lock), []).append(lock)
-        slices = itertools.chain.from_iterable(map(sliced, together.values()))
+        slices = [part for each in together.values() for part in sliced(each, each)]
         self.pieces: list[Piece] = [LockGroup(each) if len(each) > 1 else each[0] for each in slices]
         self._aliases = list({lock.using for lock in locks})
         self._settings = list(map(settings_of, self._aliases))
@@ -286,7 +297,8 @@ def _pieces_held(
         joins = hold is not None and lock._kind.joins and _ends(hold, now)
         place = (*place_of(lock), hold.owner_id) if hold is not None and joins else id(lock)
         together.setdefault(place, []).append((hold, lock))
-    return [piece for found in together.values() for part in sliced(found) for piece in _joined(part)]
+    parts = [part for found in together.values() for part in sliced(found, [lock for _, lock in found])]
+    return [piece for part in parts for piece in _joined(part)]
 
 
 def _as_taken(piece: Piece, owner: Owner, now: float) -> Taken | AbstractLock | None:

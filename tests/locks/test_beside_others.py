@@ -25,7 +25,7 @@ from django_rlock.celery import LockedTask
 from django_rlock.locks import fair, forced
 from django_rlock.locks.groups import MOST_TOGETHER
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.kinds import forced_channel
+from django_rlock.locks.kinds import PLAIN, forced_channel
 from django_rlock.locks.mutex import NAMED_CALLS
 from django_rlock.locks.records import Hold, Wait, Work, context, key_of
 from django_rlock.middleware import LockMiddleware
@@ -235,4 +235,4 @@ def test_a_member_of_thousands_costs_no_more_than_one_of_a_hundred() -> None:
     def cost(number: int) -> float:
         return counted(pair(MultiLock(*[RLock(f"stock:{each}") for each in range(number)])), warm=2).bytecodes / number
 
-    assert cost(MOST_TOGETHER + 100) <= cost(50)
+    assert cost(MOST_TOGETHER[PLAIN] + 100) <= cost(50)

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, LockNotOwnedError, MultiLock, RLock, rlock
+from django_rlock import FairLock, FencedLock, LimitedLock, LockNotOwnedError, MultiLock, ReadLock, RLock, rlock
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.locks import forced
-from django_rlock.locks.groups import Grouping, _as_taken
+from django_rlock.locks.groups import Grouping, LockGroup, _as_taken
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Work, context
 from django_rlock.signals import lock_acquired, lock_released
@@ -219,3 +219,34 @@ async def test_a_queue_that_nobody_waits_in_any_more_keeps_nobody_out(binding, r
     async with binding.inside(lock):
         assert all(redis_client.exists(key) for key in KEYS)
     assert not redis_client.keys("rlock*account*")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes"),
+    [
+        ([RLock] * 1000, [1000]),
+        ([FairLock] * 2100, [1000, 1000, 100]),
+        ([FencedLock] * 501, [500, 1]),
+        ([ReadLock] * 450, [200, 200, 50]),
+        ([LimitedLock] * 201, [200, 1]),
+        ([ReadLock] * 100 + [RLock] * 501, [600, 1]),
+    ],
+    ids=lambda each: None,
+)
+def test_a_script_takes_fewer_locks_of_a_sort_that_keeps_the_server_busy_for_longer(kinds, sizes):
+    lock = MultiLock(*[kind(f"stock:{number:04}") for number, kind in enumerate(kinds)])
+    pieces = Grouping(sync_driver("default"), lock.parts).pieces
+    assert [len(each.locks) if isinstance(each, LockGroup) else 1 for each in pieces] == sizes
+
+
+async def test_readers_that_several_scripts_take_are_freed_by_as_many(binding, redis_client):
+    lock = MultiLock(*[ReadLock(f"stock:{number}") for number in range(250)])
+    await binding.acquire(lock)
+    await binding.release(lock)
+    redis_client.config_resetstat()
+    await binding.acquire(lock)
+    assert len(HOLDS.snapshot()) == 250
+    await binding.release(lock)
+    assert sent_scripts(redis_client) == 4
+    assert not HOLDS
+    assert not redis_client.keys("*")
