@@ -37,9 +37,9 @@ def page(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Page]:
 
 def test_axe_finds_nothing(site: Path, page: Page) -> None:
     found = {}
-    for file in sorted(site.glob("*.html")):
+    for file in sorted(site.rglob("*.html")):
         page.goto(file.as_uri())
-        found[file.name] = violations(page)
+        found[str(file.relative_to(site))] = violations(page)
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
