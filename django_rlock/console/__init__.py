@@ -1,5 +1,5 @@
-"""What people see of the locks: pages, lists, histories, deadlocks, stacks and the doctor. docs/console.md explains it.
+"""What people see of the locks: pages, lists, histories, deadlocks, stacks and the doctor.
 
 It reads the reports that processes write, and the locks themselves. Nothing that takes a lock imports it; it registers
-itself with ``locks.holds.INSPECTOR``, which errors and ``lock.info()`` ask.
+itself with ``locks.holds.INSPECTOR``, which errors and ``lock.info()`` ask. docs/design/console.md explains it.
 """
