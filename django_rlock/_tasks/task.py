@@ -4,7 +4,7 @@ result of a run that was skipped."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -13,8 +13,8 @@ from celery.canvas import Signature, signature
 from celery.contrib.django.task import DjangoTask
 
 from django_rlock._tasks.naming import Naming, body_of, misfit
-from django_rlock.locks import KINDS, BaseLock, LimitedLock, named_lock
-from django_rlock.locks.options import MILLISECOND, Duration, KindName, duration, limited_kind
+from django_rlock.locks import TERMS, BaseLock, LockTerms, named_lock
+from django_rlock.locks.options import MILLISECOND, Duration, KindName, duration
 from django_rlock.settings import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
@@ -72,15 +72,11 @@ ON_QUEUED = ("return", "raise", "again", "earlier", "replace")
 ON_QUEUED_ONCE = ("return", "raise", "earlier")
 
 
-@dataclass(frozen=True, slots=True)
-class TaskOptions:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TaskOptions(LockTerms):
     """The options that ``LockedTask`` describes. Durations are in seconds."""
 
     naming: Naming
-    wait_time: float | None
-    lease_time: float | None
-    of_lock: Mapping[str, Any]
-    """The options that are set and that the lock itself has, besides its alias and its kind."""
     on_locked: str | Callable[..., Any]
     on_skipped: str | None
     retry_delay: float
@@ -88,8 +84,6 @@ class TaskOptions:
     max_retries: int | None
     max_deaths: int | None
     done_marker_time: float | None
-    using: str
-    kind: KindName | None
     scope: str
     on_queued: str
     queue_time: float
@@ -98,26 +92,17 @@ class TaskOptions:
     def of(cls, task: type[AbstractTask[..., Any]]) -> TaskOptions:
         """Read the options of a task class. Raises KeyTemplateError, ValueError or TypeError for a bad one."""
         _check_body(task)
-        if task.lock_kind not in (None, *KINDS):
-            raise ValueError(f"{task.name}: lock_kind must be one of {(*KINDS, None)}, not {task.lock_kind!r}.")
         if task.on_skipped not in (None, "stop_chain"):
             raise ValueError(f"{task.name}: on_skipped must be 'stop_chain' or None, not {task.on_skipped!r}.")
         _check_scope(task)
-        _check_permits(task)
         on_locked = _on_locked(task)
-        wait_time = _seconds(task, "lock_wait_time", "None waits forever") or 0.0
-        of_lock = {
-            "lease_time": _seconds(task, "lock_lease_time", "None is renewed by the watchdog", MILLISECOND),
-            "at_least": _seconds(task, "lock_at_least", "None adds nothing, as 0") or None,
-            "max_hold_time": _seconds(task, "lock_max_hold_time", "None stands for MAX_HOLD_TIME", MILLISECOND),
-            "permits": task.lock_permits,
-        }
+        given = {name: getattr(task, f"lock_{name}") for name in TERMS}
+        terms = LockTerms.checked(lambda name: f"{task.name}: lock_{name}", **given)
+        # The default is 0, which for "wait" means to wait without limit.
+        terms["wait_time"] = terms["wait_time"] or (None if on_locked == "wait" else 0.0)
         return cls(
+            **terms,
             naming=Naming(task),
-            # The default is 0, which for "wait" means to wait without limit.
-            wait_time=wait_time or None if on_locked == "wait" else wait_time,
-            lease_time=of_lock["lease_time"],
-            of_lock={name: value for name, value in of_lock.items() if value is not None},
             on_locked=on_locked,
             on_skipped=task.on_skipped,
             retry_delay=_delay(task, "lock_retry_delay"),
@@ -125,8 +110,6 @@ class TaskOptions:
             max_retries=_count(task, "lock_max_retries"),
             max_deaths=_count(task, "lock_max_deaths"),
             done_marker_time=_seconds(task, "done_marker_time", "None means three visibility timeouts"),
-            using=task.lock_using,
-            kind=task.lock_kind if task.lock_permits is None else limited_kind(task.lock_kind),
             scope=task.lock_scope,
             on_queued=task.on_queued,
             queue_time=_delay(task, "lock_queue_time"),
@@ -152,7 +135,7 @@ class TaskOptions:
 
     def lock(self, names: Sequence[str]) -> BaseLock:
         """The lock of a run, with the given names."""
-        made = named_lock(*names, using=self.using, kind=self.kind, **self.of_lock)
+        made = named_lock(*names, **self.of_lock)
         if sources := self.naming.sources:
             templates = dict(zip(names, sources, strict=True))
             for part in made.parts:
@@ -199,20 +182,10 @@ def _check_scope(task: type[AbstractTask[..., Any]]) -> None:
             f"{task.name}: lock_at_least has no effect with lock_scope='until_start', whose runs do not exclude each "
             f"other."
         )
+    if scope != "run" and task.lock_permits is not None:
+        raise ValueError(f"{task.name}: lock_permits needs lock_scope='run', as the others let one message wait.")
     if scope != "run" and isinstance(inspect.getattr_static(task, "lock_key"), list | tuple):
         raise TypeError(f"{task.name}: lock_scope={scope!r} takes one lock_key, not a list of them.")
-
-
-def _check_permits(task: type[AbstractTask[..., Any]]) -> None:
-    if task.lock_permits is None:
-        return
-    if task.lock_scope != "run":
-        raise ValueError(f"{task.name}: lock_permits needs lock_scope='run', as the others let one message wait.")
-    try:
-        LimitedLock("permits", permits=task.lock_permits, at_least=task.lock_at_least)
-        limited_kind(task.lock_kind)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{task.name}: lock_permits: {error}") from None
 
 
 def _on_locked(task: type[AbstractTask[..., Any]]) -> str | Callable[..., Any]:

@@ -37,10 +37,10 @@ from django_rlock._web.http import (
 from django_rlock._web.keytemplates import Arguments, KeyTemplate, definition, is_partial_method, names_user
 from django_rlock._web.reads import read_unprotected, unread_user, watched
 from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockError
-from django_rlock.locks import BaseLock, Duration, named_lock
+from django_rlock.locks import BaseLock, LockTerms, named_lock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
-from django_rlock.locks.options import UNSET, KindName, completed
+from django_rlock.locks.options import completed
 from django_rlock.locks.release import is_to_be_checked, open_databases
 from django_rlock.locks.transactions import Section, ensure_owned, value
 from django_rlock.settings import AliasSettings, parsed_entry
@@ -182,18 +182,12 @@ class KeptLocks(NamedTuple):
     locks: dict[tuple[Names, bool], BaseLock]
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Options:
-    """The arguments of ``distributed_lock``, checked."""
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True, kw_only=True)
+class Options(LockTerms):
+    """The arguments of ``distributed_lock``, checked. ``has_wait_time`` is whether ``wait_time`` was given."""
 
     templates: tuple[KeyTemplate | Naming, ...]
-    wait_time: Duration | None
-    lease_time: Duration | None
-    at_least: Duration | None
-    max_hold_time: Duration | None
-    permits: int | None
-    using: str
-    kind: KindName | None
+    has_wait_time: bool
     on_locked: OnLocked
     status: int | None
     atomic: Atomic
@@ -408,21 +402,11 @@ class LockedCall:
     def _new_lock(self, request: Any, names: Names, settings: AliasSettings) -> BaseLock:
         options = self.options
         wait_time = options.wait_time
-        if wait_time is UNSET and request is not None:
+        if not options.has_wait_time and request is not None:
             wait_time = settings.view_wait_time
-        elif wait_time is UNSET:
-            # A caller that handles a taken lock does not want to wait forever.
-            wait_time = 0 if options.on_locked == "skip" or callable(options.on_locked) else None
-        lock = named_lock(
-            *[name for name, _ in names],
-            wait_time=wait_time,
-            lease_time=options.lease_time,
-            at_least=options.at_least,
-            max_hold_time=options.max_hold_time,
-            permits=options.permits,
-            using=options.using,
-            kind=options.kind,
-        )
+        elif not options.has_wait_time and (options.on_locked == "skip" or callable(options.on_locked)):
+            wait_time = 0  # a caller that handles a taken lock does not want to wait forever
+        lock = named_lock(*[name for name, _ in names], wait_time=wait_time, **options.of_lock)
         note_templates(lock, dict(names))
         return lock
 

@@ -36,16 +36,11 @@ from django_rlock._web.calls import (
 )
 from django_rlock._web.keytemplates import KeyTemplate, check_names, definition
 from django_rlock.exceptions import KeyTemplateError
-from django_rlock.locks import KINDS, BaseLock, Duration, LimitedLock
+from django_rlock.locks import BaseLock, Duration, LockTerms
 from django_rlock.locks.options import (
     UNSET,
     KindName,
-    hold_seconds,
-    keep_seconds,
-    lease_seconds,
-    limited_kind,
     unknown_option,
-    wait_seconds,
 )
 from django_rlock.locks.transactions import ensure_owned, returns_generator
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
@@ -271,18 +266,21 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     if not templates:
         raise TypeError("distributed_lock() needs a key template, such as 'stock:<pk>'.")
     options = Options(
-        tuple(template if callable(template) else KeyTemplate.parse(template) for template in templates),
-        wait_time if wait_time is UNSET else wait_seconds(wait_time),
-        lease_seconds(lease_time),
-        keep_seconds(at_least) or None,
-        hold_seconds(max_hold_time),
-        permits,
-        using,
-        kind,
-        on_locked,
-        status,
-        atomic,
-        condition,
+        **LockTerms.checked(
+            wait_time=None if wait_time is UNSET else wait_time,
+            lease_time=lease_time,
+            at_least=at_least,
+            max_hold_time=max_hold_time,
+            permits=permits,
+            using=using,
+            kind=kind,
+        ),
+        templates=tuple(template if callable(template) else KeyTemplate.parse(template) for template in templates),
+        has_wait_time=wait_time is not UNSET,
+        on_locked=on_locked,
+        status=status,
+        atomic=atomic,
+        condition=condition,
     )
     for template in templates:
         if isinstance(template, type):
@@ -429,14 +427,6 @@ def _is_async(func: Any) -> bool:
 def _check_options(options: Options) -> None:
     if not isinstance(options.using, str):
         raise unknown_alias(options.using)
-    if options.kind not in (None, *KINDS):
-        raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))} or None, not {options.kind!r}.")
-    # Making a lock checks what its kind allows.
-    if options.permits is not None:
-        LimitedLock("permits", permits=options.permits, at_least=options.at_least)
-        limited_kind(options.kind)
-    elif options.at_least is not None and options.kind in ("read", "write"):
-        KINDS[options.kind]("at_least", at_least=options.at_least)
     if options.on_locked not in (None, "raise", "skip") and not callable(options.on_locked):
         raise ValueError(f"on_locked must be 'raise', 'skip', a function or None, not {options.on_locked!r}.")
     if options.status is not None and options.status not in range(400, 600):

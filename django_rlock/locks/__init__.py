@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Unpack, overload
 
 from django_rlock.locks.base import BaseLock
@@ -9,7 +11,16 @@ from django_rlock.locks.counters import CountDownLatch
 from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.multi import MultiLock
-from django_rlock.locks.options import CompleteName, Duration, KindName, LockOptions, completed, limited_kind
+from django_rlock.locks.options import (
+    DURATIONS,
+    CompleteName,
+    Duration,
+    KindName,
+    LockOptions,
+    completed,
+    duration,
+    limited_kind,
+)
 from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackoff, FencedLock, RLock, SpinLock
 from django_rlock.locks.readwrite import LimitedLock, Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
@@ -26,6 +37,7 @@ __all__ = [
     "FairLock",
     "FencedLock",
     "LimitedLock",
+    "LockTerms",
     "MultiLock",
     "Permit",
     "PermitExpirableSemaphore",
@@ -43,6 +55,55 @@ __all__ = [
 KINDS: dict[str, type[BaseLock]] = {
     cls.kind: cls for cls in (FairLock, RLock, SpinLock, FencedLock, RedLock, ReadLock, WriteLock, LimitedLock)
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LockTerms:
+    """The options of ``rlock()`` that a decorator, a task or a command has for its locks, checked once.
+
+    Durations are in seconds; None stands for an option that was not given.
+    """
+
+    using: str = DEFAULT_ALIAS
+    kind: KindName | None = None
+    wait_time: float | None = None
+    lease_time: float | None = None
+    at_least: float | None = None
+    max_hold_time: float | None = None
+    permits: int | None = None
+    of_lock: dict[str, Any] = field(init=False)
+    """The given options, without the wait time, which may depend on the call."""
+
+    @staticmethod
+    def checked(spelled: Callable[[str], str] = str, **given: Any) -> dict[str, Any]:
+        """The values of options as ``LockTerms`` has them. Raises TypeError or ValueError for a wrong one; ``spelled``
+        returns an option's name for the error."""
+        kind, permits = given.get("kind"), given.get("permits")
+        if kind not in (None, *KINDS):
+            raise ValueError(f"{spelled('kind')} must be one of {', '.join(map(repr, KINDS))} or None, not {kind!r}.")
+        for name, bounds in DURATIONS.items():
+            given[name] = duration(spelled(name), *bounds)(given.get(name))
+        given["at_least"] = at_least = given["at_least"] or None
+        limits = "at_least" if permits is None else "permits"
+        try:
+            # Making a lock checks what its kind allows.
+            if permits is not None:
+                given["kind"] = limited_kind(kind)
+                LimitedLock("permits", permits=permits, at_least=at_least)
+            elif at_least is not None and kind is not None:
+                KINDS[kind]("at_least", at_least=at_least)
+        except (TypeError, ValueError) as error:
+            if spelled(limits) == limits:
+                raise
+            raise type(error)(f"{spelled(limits)}: {error}") from None
+        return given
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in TERMS if name != "wait_time"}
+        object.__setattr__(self, "of_lock", {name: value for name, value in given.items() if value is not None})
+
+
+TERMS = tuple(each.name for each in fields(LockTerms) if each.init)
 
 
 class _AnyOptions(LockOptions, total=False):

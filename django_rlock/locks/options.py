@@ -83,10 +83,14 @@ def _doubt(argument: str, seconds: float) -> None:
         log(logger, logging.WARNING, f"{argument}={seconds:g} is {time} (h:mm:ss), as it is in seconds. Write {meant}.")
 
 
-wait_seconds = duration("wait_time", "None waits forever")
-lease_seconds = duration("lease_time", "None is renewed by the watchdog", MILLISECOND)
-hold_seconds = duration("max_hold_time", "None stands for MAX_HOLD_TIME", MILLISECOND)
-keep_seconds = duration("at_least", "None adds nothing, as 0")
+DURATIONS = {
+    "wait_time": ("None waits forever", 0.0),
+    "lease_time": ("None is renewed by the watchdog", MILLISECOND),
+    "max_hold_time": ("None stands for MAX_HOLD_TIME", MILLISECOND),
+    "at_least": ("None adds nothing, as 0", 0.0),
+}
+"""The durations of a lock: what None means, and the least value."""
+wait_seconds, lease_seconds, hold_seconds, keep_seconds = (duration(name, *each) for name, each in DURATIONS.items())
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ one of them should do."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,8 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_rlock._core.text import printable
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError
-from django_rlock.locks import BaseLock, Duration, rlock
-from django_rlock.locks.options import duration, keep_seconds
+from django_rlock.locks import BaseLock, Duration, LockTerms, rlock
 from django_rlock.locks.release import released_when_dropped
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
@@ -35,40 +34,40 @@ ON_LOCKED = "skip", "fail"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How to acquire the lock, and the shortest time to keep it; durations are in seconds.
+    """How to acquire the lock: ``options`` are those of ``LockTerms``, not checked yet.
 
-    ``at_least`` counts from when the lock was taken. ``waits_by`` is the name of the option for the wait time in
-    errors; ``whose`` is the beginning of errors about wrong terms.
+    ``waits_by`` is the name of the option for the wait time in errors; ``whose`` is the beginning of errors about wrong
+    terms.
     """
 
     name: str
-    using: str = DEFAULT_ALIAS
-    wait_time: Duration | None = 0
+    options: Mapping[str, Any]
     on_locked: str = "skip"
-    at_least: Duration = 0
     waits_by: str = "lock_wait_time"
     whose: str = ""
 
     def lock(self, on_lost: Callable[[Any], object] | None) -> BaseLock:
         """Make the lock. Raises CommandError for invalid terms."""
         try:
-            self._check()
-            return rlock(self.name, using=self.using, wait_time=self.wait_time, at_least=self.at_least, on_lost=on_lost)
+            terms = self._checked()
+            lock: BaseLock = rlock(self.name, wait_time=terms.wait_time, on_lost=on_lost, **terms.of_lock)
         except (ValueError, TypeError, ImproperlyConfigured) as error:
             raise CommandError(f"{self.whose}{error}", returncode=USAGE) from error
+        return lock
 
-    def _check(self) -> None:
+    def _checked(self) -> LockTerms:
         if self.on_locked not in ON_LOCKED:
             raise ValueError(f"on_locked must be 'skip' or 'fail', not {self.on_locked!r}.")
-        duration(self.waits_by, "None waits forever")(self.wait_time)
-        value = keep_seconds(self.at_least) or 0.0
-        options = get_settings(self.using)
-        longest = options.longest_lease if options.nodes else None
+        names = {"wait_time": self.waits_by}
+        terms = LockTerms(**LockTerms.checked(lambda name: names.get(name, name), **self.options))
+        using, value, settings = terms.using, terms.at_least or 0.0, get_settings(terms.using)
+        longest = settings.longest_lease if settings.nodes else None
         if longest is not None and value > longest:
             raise ValueError(
-                f"at_least must not be above {longest:g} s, not {value:g}: locks of RLOCK[{self.using!r}] last no "
-                f"longer without their holder. Raise RLOCK[{self.using!r}]['QUARANTINE'], or use another alias."
+                f"at_least must not be above {longest:g} s, not {value:g}: locks of RLOCK[{using!r}] last no "
+                f"longer without their holder. Raise RLOCK[{using!r}]['QUARANTINE'], or use another alias."
             )
+        return terms
 
 
 def run_locked(
@@ -196,10 +195,8 @@ class LockedCommand(BaseCommand):
 
         terms = Terms(
             name=self.get_lock_name(**options),
-            using=self.lock_using,
-            wait_time=self.lock_wait_time,
+            options={"using": self.lock_using, "wait_time": self.lock_wait_time, "at_least": self.at_least},
             on_locked=self.on_locked,
-            at_least=self.at_least,
             whose=f"Command {self._own_name()}: ",
         )
         return run_locked(terms, body, note=note)

@@ -136,6 +136,7 @@ def test_arguments_that_do_not_fit_raise_as_without_a_lock(lock_name):
         ({"on_locked": "ignore"}, ValueError, "on_locked must be one of"),
         ({"on_skipped": "stop"}, ValueError, "on_skipped must be"),
         ({"lock_kind": "hair"}, ValueError, "lock_kind must be one of"),
+        ({"lock_kind": "read", "lock_at_least": 1}, ValueError, "lock_at_least: A read-write lock cannot be kept"),
         ({"lock_kind": ["fair"]}, ValueError, "lock_kind must be one of"),
         ({"lock_lease_time": 0}, ValueError, r"options\.bound: lock_lease_time must "),
         ({"lock_retry_delay": 0}, ValueError, "lock_retry_delay must be"),

@@ -109,7 +109,8 @@ class Command(ShellCommand):
         **_: Any,
     ) -> None:
         started = Program(program, kill_after)
-        terms = Terms(name=name, using=using, wait_time=wait, on_locked=on_locked, at_least=at_least, waits_by="--wait")
+        options = {"using": using, "wait_time": wait, "at_least": at_least}
+        terms = Terms(name=name, options=options, on_locked=on_locked, waits_by="--wait")
         with started.gets_signals():
             status = run_locked(
                 terms,
