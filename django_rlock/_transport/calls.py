@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import lru_cache
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from redis.backoff import EqualJitterBackoff
@@ -332,7 +333,9 @@ class Driver(Caller, Listening, Protocol):
 def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
     """Call a coroutine function whose coroutine never suspends, because its driver blocks, and run that to its end."""
     try:
-        flow(*args).send(None)
+        # One call into C makes the coroutine and runs it. If a signal's exception came in between, Python would warn
+        # that the coroutine "was never awaited".
+        next(map(CoroutineType.send, itertools.starmap(flow, (args,)), (None,)))  # type: ignore[arg-type]
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("A lock's flow suspended under a blocking driver.")
