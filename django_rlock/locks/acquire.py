@@ -19,7 +19,7 @@ from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall
 from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import Attempt, pause_before_retry
 from django_rlock.locks.holds import HOLDS, INSPECTOR, WAITS
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
@@ -220,6 +220,7 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
         attempt.kind.begin(attempt, started)
         await _enter_again(lock, attempt, outer, request)
         return True
+    late = 0
     while True:
         # Each attempt has its own owner id, so no command of another attempt that comes late can touch its hold.
         attempt = Attempt(lock, driver, owner, request.owner_id or owner.new_id(), lease, until)
@@ -245,6 +246,8 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
             request.failed = attempt
             return False
         request.owner_id = ""
+        late += 1
+        await pause_before_retry(driver, late, give_up_at)
 
 
 def _note_taken(

@@ -9,7 +9,7 @@ from django_rlock._core.clock import has_jumped, wall_offset
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import ENDLESS, OK
 from django_rlock._transport.bridges import is_blocked_on_caller, may_be_awaited_later, whereabouts
-from django_rlock._transport.calls import Driver, ScriptCall, Waiter
+from django_rlock._transport.calls import Driver, ScriptCall, Waiter, backoff
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.heartbeats import expect, heartbeat_after
@@ -26,6 +26,9 @@ ACCEPTING: Alive[Attempt] = Alive()
 DECLINED: deque[str] = deque(maxlen=10_000)
 """The names in the queue whose grants were declined, because nobody seemed to wait for them: a late copy of that
 command does nothing after acquire has confirmed a later grant."""
+
+_AGAIN_AFTER = 0.05, 1.0
+"""The shortest and the longest pause after a grant that came too late, in seconds."""
 
 LOOK_AGAIN = 1.0
 """After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is the function that a
@@ -165,7 +168,8 @@ class Attempt(Candidate):
         if took >= self.lease - self.kind.drift(self.lock, self.lease):
             raise LockUnavailableError(
                 self.lock.name,
-                reason=f"the reply that granted it took {took:.1f} s, which is longer than its lease",
+                reason=f"the reply that granted it took {took * 1000:.0f} ms, which is longer than its lease of "
+                f"{self.lease * 1000:.0f} ms",
                 advice="It was released again; check why Redis or the network is slow, or use a longer lease_time.",
                 noun=self.lock.noun,
             )
@@ -259,6 +263,13 @@ class Attempt(Candidate):
             wait.expected = True
             expect(wait, now)
         return poll if self.until is None else min(poll, self.until - now)
+
+
+async def pause_before_retry(driver: Driver, late: int, until: float) -> None:
+    """Sleep after a number of grants that came too late, and no longer than until a monotonic time: the next grant
+    will often come too late, too.
+    """
+    await driver.sleep(max(min(backoff(late, *_AGAIN_AFTER), until - driver.now()), 0.0))
 
 
 def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> bool:

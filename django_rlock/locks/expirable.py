@@ -19,7 +19,7 @@ from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import Attempt, pause_before_retry
 from django_rlock.locks.counters import (
     SENT_AGAIN,
     give_back,
@@ -278,6 +278,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         lease = self._lease(lease_time, renewed)
         until = None if wait is None else driver.now() + wait
         give_up_at = until
+        late = 0
         while True:
             request = PermitRequest(self, permits, lease)
             attempt, permit = await self._take(driver, request, wait, renewed)
@@ -289,7 +290,9 @@ class PermitExpirableSemaphore(PermitSemaphore):
             if now >= give_up_at:
                 attempt.check_speed()
                 return None
-            wait = None if until is None else until - now
+            late += 1
+            await pause_before_retry(driver, late, give_up_at)
+            wait = None if until is None else max(until - driver.now(), 0.0)
 
     async def _take(
         self, driver: Driver, request: PermitRequest, wait: float | None, renewed: bool

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.lengthy
 LEASE = 0.4
 """Seconds: so short that a test may wait for its end, and longer than a busy machine takes for a reply."""
 
-SLOW = "the reply that granted it took .* s, which is longer than its lease"
+SLOW = "the reply that granted it took [0-9]+ ms, which is longer than its lease of 400 ms"
 
 KINDS: dict[str, tuple[Any, scripts.Script]] = {
     "fair": (FairLock, scripts.FAIR_ACQUIRE),

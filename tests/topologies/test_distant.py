@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 
-from django_rlock import LockUnavailableError, RLock
+from django_rlock import FairLock, LockUnavailableError, PermitExpirableSemaphore, RLock
 from django_rlock._transport import async_pool, calls, pool
 from django_rlock._transport.servers import server
 from tests.bindings import visit
@@ -34,6 +34,7 @@ class Delay:
         self._arrived = threading.Condition()
         self.port = self._accepting.getsockname()[1]
         self.accepted = 0
+        self.scripts = 0
         self.is_silent = False
 
     @contextmanager
@@ -65,6 +66,7 @@ class Delay:
                 data = source.recv(65536)
             except OSError:
                 data = b""
+            self.scripts += data.count(b"EVALSHA")
             if not self.is_silent:
                 with self._arrived:
                     heapq.heappush(self._due, (time.monotonic() + self._seconds, next(self._numbers), target, data))
@@ -134,3 +136,15 @@ async def test_a_server_that_falls_silent_during_the_login_is_given_up(binding, 
     with pytest.raises(LockUnavailableError, match="Timeout connecting"):
         await binding.acquire(RLock("stock:42"), wait_time=0)
     assert time.monotonic() - began < PATIENCE / 20, "it is redis-py's limit that ended it"
+
+
+@pytest.mark.parametrize("make", [FairLock, RLock, PermitExpirableSemaphore])
+async def test_a_lease_that_is_shorter_than_a_round_trip_is_not_tried_without_pauses(binding, distant, make):
+    """It was tried again at once: a waiter sent hundreds of commands a second."""
+    lock = make(make.__name__)
+    delay = distant("single", 0.01)
+    if make is PermitExpirableSemaphore:
+        await binding.call(lock, "try_set_permits", 1)
+    with pytest.raises(LockUnavailableError, match=r"took \d+ ms, which is longer than its lease of 3 ms"):
+        await binding.acquire(lock, wait_time=1, lease_time=0.003)
+    assert 3 <= delay.scripts <= 30
