@@ -75,18 +75,20 @@ class Owner:
         self.is_calling = False
         self.holds: dict[Any, None] = {}
         self.label = ""
-        self.new_id()
+        self.owner_id = f"{_process.client_id}:{next(_process.numbers)}"  # no attempt's
 
     @property
     def ended(self) -> bool:
         """Whether the thread, task or greenlet has ended, so that it can no longer release anything."""
         return not self.is_alive()
 
-    def new_id(self) -> str:
+    def new_id(self, now: float | None = None) -> str:
         """Draw the owner id of an attempt: no other attempt has it, so no command that comes late can touch another's
-        hold. See rules 8 and 15 of docs/architecture.md.
+        hold. See rules 8 and 15 of docs/design/late-commands.md. ``now`` is the monotonic time if its caller has just
+        read it.
         """
-        if not -JUMP < wall() - monotonic() - _process.clocks < JUMP:  # as has_jumped(), without a call
+        # As has_jumped(), without a call.
+        if not -JUMP < wall() - (monotonic() if now is None else now) - _process.clocks < JUMP:
             _notice_restore()
         self.owner_id = owner_id = f"{_process.client_id}:{next(_process.numbers)}{self.label}"
         return owner_id
@@ -110,7 +112,7 @@ class NamedOwner(Owner):
         self.in_pool = self.is_calling = False
         self.holds = {}
 
-    def new_id(self) -> str:
+    def new_id(self, now: float | None = None) -> str:
         """The name, which is fixed. A grant that is not wanted ends when its lease expires."""
         return self.owner_id
 
@@ -164,7 +166,8 @@ def _notice_restore() -> None:
     Restored memory has clocks that jump: the wall clock has continued, and the other one has not. A pause of the
     machine looks the same, and a new client id does no harm then.
     """
-    if has_jumped(_process.clocks) and Use.is_idle():
+    # In this order: a lock that is held for days after a jump must not make each acquire read the clocks again.
+    if Use.is_idle() and has_jumped(_process.clocks):
         note_restored()
 
 

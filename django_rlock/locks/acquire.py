@@ -223,7 +223,7 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     late = 0
     while True:
         # Each attempt has its own owner id, so no command of another attempt that comes late can touch its hold.
-        attempt = Attempt(lock, driver, owner, request.owner_id or owner.new_id(), lease, until)
+        attempt = Attempt(lock, driver, owner, request.owner_id or owner.new_id(started), lease, until)
         attempt.kind.begin(attempt, started)
         attempt.renewed = request.lease is None
         try:

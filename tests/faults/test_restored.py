@@ -19,7 +19,7 @@ from django_rlock._monitoring import reporter
 from django_rlock._transport import identity
 from django_rlock._transport.identity import client_id
 from django_rlock.locks.holds import WAITS
-from tests.eventually import PATIENCE, eventually
+from tests.eventually import PATIENCE, eventually, in_threads
 
 HOUR = 3600.0
 ROOT = Path(__file__).parents[2]
@@ -117,6 +117,11 @@ def jump() -> Iterator[Callable[[], None]]:
     identity._process.clocks = wall_offset()
 
 
+def holders_inside() -> list[str]:
+    with RLock("stock:42") as lock:
+        return lock.holders()
+
+
 async def test_a_jump_with_nothing_held_is_a_new_client(binding, kind, jump):
     before = client_id()
     await binding.acquire(kind("stock:42"))
@@ -133,6 +138,25 @@ async def test_a_jump_with_nothing_held_is_a_new_client(binding, kind, jump):
     await binding.acquire(kind("stock:42"))
     assert client_id() == after
     await binding.release(kind("stock:42"))
+
+
+def test_a_lock_that_is_held_after_a_jump_does_not_make_others_read_the_clocks_again(jump, monkeypatch):
+    looks: list[float] = []
+    monkeypatch.setattr(identity, "has_jumped", looks.append)
+    with RLock("stock:42"):
+        jump()
+        for _ in range(3):
+            with RLock("stock:43"):
+                pass
+    assert looks == []
+
+
+def test_a_jump_is_seen_by_an_owner_that_has_not_taken_a_lock_before(jump):
+    before = client_id()
+    jump()
+    holders: list[str] = []
+    in_threads(lambda: holders.extend(holders_inside()))
+    assert not holders[0].startswith(before)
 
 
 def test_who_waits_keeps_its_client_id(jump):
