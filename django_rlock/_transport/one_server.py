@@ -236,7 +236,11 @@ class UnconfirmedError(Exception):
 
 
 class Confirming(RetryingTopology):
-    """Mixed into a topology whose locks replicas must confirm. Its nodes are ``ConfirmingNode``."""
+    """Mixed into a topology whose locks replicas must confirm. Its nodes are ``ConfirmingNode``.
+
+    Flows retry an unconfirmed call under another owner id (``attempt.wait_for_replicas``): a late copy of the undo must
+    not free the next hold.
+    """
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:
         if undo is None:
@@ -245,13 +249,13 @@ class Confirming(RetryingTopology):
         try:
             return await super().run(call, until)
         except UnconfirmedError as error:
-            await super().run(undo(), monotonic() + GIVE_BACK_WITHIN)
-            raise LockUnavailableError(
-                call.name,
-                reason=str(error),
-                advice="It was released; check the replicas, or lower REPLICA_ACKS.",
-                noun=call.noun,
-            ) from error
+            released = "It was released"
+            try:
+                await super().run(undo(), monotonic() + GIVE_BACK_WITHIN)
+            except LockUnavailableError:  # in a failover; the flow undoes it in the background
+                released = "It is released in the background"
+            advice = f"{released}; check the replicas, or lower REPLICA_ACKS."
+            raise LockUnavailableError(call.name, reason=str(error), advice=advice, noun=call.noun) from error
 
 
 class ConfirmingNode:

@@ -19,7 +19,7 @@ from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall
 from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
-from django_rlock.locks.attempt import Attempt, pause_before_retry
+from django_rlock.locks.attempt import Attempt, pause_before_retry, wait_for_replicas
 from django_rlock.locks.holds import HOLDS, INSPECTOR, WAITS
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
@@ -201,7 +201,8 @@ async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireReques
 async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
     """Take the lock; returns False if it was still held at the end of the wait.
 
-    A grant whose lease is over before this returns is undone, and the lock is tried again while the wait lasts.
+    A grant whose lease is over before this returns is undone, and so is a grant that too few replicas confirm
+    (REPLICA_ACKS). The lock is then tried again while the wait lasts.
     """
     options = settings_of(lock.using)
     if (options.nodes is None) is (lock.kind == QUORUM_KIND):
@@ -235,12 +236,15 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
                 return True
             if granted or attempt.in_doubt:
                 abandon(lock, driver, attempt.undo(), lease)
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - wait_for_replicas() raises it
             # The server may have executed the command, or may still: an unknown outcome is undone (rule 8 of
             # docs/architecture.md).
             HOLDS.restore(key, outer)
             abandon(lock, driver, attempt.undo(), lease, attempt.in_doubt)
-            raise
+            give_up_at = give_up_at or driver.now() + PATIENCE
+            await wait_for_replicas(error, driver, give_up_at)
+            request.owner_id = ""
+            continue
         give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
         if not granted or request.once or driver.now() >= give_up_at:
             request.failed = attempt

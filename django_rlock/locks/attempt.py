@@ -11,6 +11,7 @@ from django_rlock._redis.scripts import ENDLESS, OK
 from django_rlock._transport.bridges import is_blocked_on_caller, may_be_awaited_later, whereabouts
 from django_rlock._transport.calls import Driver, ScriptCall, Waiter, backoff
 from django_rlock._transport.identity import Owner
+from django_rlock._transport.one_server import UnconfirmedError
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.heartbeats import expect, heartbeat_after
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -270,6 +271,20 @@ async def pause_before_retry(driver: Driver, late: int, until: float) -> None:
     will often come too late, too.
     """
     await driver.sleep(max(min(backoff(late, *_AGAIN_AFTER), until - driver.now()), 0.0))
+
+
+def is_unconfirmed(error: BaseException) -> bool:
+    """Whether the server granted a lock that too few replicas confirmed, so that it was undone."""
+    return isinstance(error.__cause__, UnconfirmedError)
+
+
+async def wait_for_replicas(error: BaseException, driver: Driver, give_up_at: float) -> None:
+    """Pause before a retry under another owner id, because too few replicas have confirmed the lock; as long as they
+    had time for that. Raise all other errors, and this one when the time is up."""
+    left = give_up_at - driver.now()
+    if not isinstance(error.__cause__, UnconfirmedError) or left <= 0:
+        raise error
+    await driver.sleep(min(error.__cause__.waited, left))
 
 
 def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> bool:

@@ -19,15 +19,8 @@ from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
-from django_rlock.locks.attempt import Attempt, pause_before_retry
-from django_rlock.locks.counters import (
-    SENT_AGAIN,
-    give_back,
-    granted,
-    hidden_behind,
-    is_refusal,
-    undo,
-)
+from django_rlock.locks.attempt import Attempt, pause_before_retry, wait_for_replicas
+from django_rlock.locks.counters import SENT_AGAIN, give_back, granted, hidden_behind, is_refusal, undo
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.options import MILLISECOND, UNSET, Duration, duration, unknown_argument
@@ -276,22 +269,24 @@ class PermitExpirableSemaphore(PermitSemaphore):
     ) -> Permit | None:
         wait = self._wait_seconds(blocking, wait_time, unknown)
         lease = self._lease(lease_time, renewed)
-        until = None if wait is None else driver.now() + wait
-        give_up_at = until
+        until = give_up_at = None if wait is None else driver.now() + wait
         late = 0
         while True:
             request = PermitRequest(self, permits, lease)
-            attempt, permit = await self._take(driver, request, wait, renewed)
-            if permit is not None or attempt is None:
-                return permit
-            now = driver.now()
-            if give_up_at is None:
-                give_up_at = now + PATIENCE  # as with a server that does not reply
-            if now >= give_up_at:
-                attempt.check_speed()
-                return None
-            late += 1
-            await pause_before_retry(driver, late, give_up_at)
+            try:
+                attempt, permit = await self._take(driver, request, wait, renewed)
+            except LockUnavailableError as error:
+                give_up_at = give_up_at or driver.now() + PATIENCE
+                await wait_for_replicas(error, driver, give_up_at)
+            else:
+                if permit is not None or attempt is None:
+                    return permit
+                give_up_at = give_up_at or driver.now() + PATIENCE  # as with a server that does not reply
+                if driver.now() >= give_up_at:
+                    attempt.check_speed()
+                    return None
+                late += 1
+                await pause_before_retry(driver, late, give_up_at)
             wait = None if until is None else max(until - driver.now(), 0.0)
 
     async def _take(

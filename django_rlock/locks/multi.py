@@ -17,7 +17,7 @@ from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import acquire, forced, ownership
 from django_rlock.locks.acquire import AcquireRequest
-from django_rlock.locks.attempt import Attempt
+from django_rlock.locks.attempt import Attempt, is_unconfirmed
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.groups import Grouping, LockGroup, Piece, lost_of, pieces_of, release_all
 from django_rlock.locks.holds import HOLDS, NOTHING
@@ -165,9 +165,8 @@ class AllOrNone:
         return taken
 
     async def _take_together(self, group: LockGroup) -> bool:
-        driver, owner_id = self.driver.at(group.using), self._owner_id(group.using)
-        lease = self.request.lease_under(group.settings)
-        first = group.locks[0]
+        driver, first = self.driver.at(group.using), group.locks[0]
+        owner_id, lease = self._owner_id(group.using), self.request.lease_under(group.settings)
         group.settings.check_kind(first.kind)
         call = group.acquire_call(owner_id, lease)
         holds: list[Hold] = []
@@ -185,7 +184,10 @@ class AllOrNone:
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
             acquire.abandon(first, driver, group.release_call(owner_id), lease)
-            raise
+            if not is_unconfirmed(error) or not self._may_wait():
+                raise
+            self._note_failed(first)  # which is then awaited alone, until replicas confirm it
+            return False
         if call.sends > 1 or reply[1] == OK:
             acquire.abandon(first, driver, group.release_call(owner_id), lease)
             self._owner_ids.clear()
@@ -196,8 +198,7 @@ class AllOrNone:
             failed = self._note_failed(first)
             failed.sent_at, failed.granted_at = call.sent_at, now
         else:
-            (taken,) = group.at([reply[2]])
-            self._note_failed(taken).left_ms = reply[1]
+            self._note_failed(*group.at([reply[2]])).left_ms = reply[1]
         return False
 
     def _holds_in(
@@ -405,8 +406,7 @@ class MultiLock(BaseLock):
     Each member is a separate hold, which is renewed, re-entered and lost separately. The MultiLock counts as lost when
     one member is; its release still releases the others. With a lease time, all leases end no earlier than if they had
     begun when the last member was taken. ``wait_time``, ``lease_time``, ``owner``, ``at_least`` and ``until_commit``
-    are those of the MultiLock; the members' own are ignored. ``max_hold_time`` replaces the members' own if it is
-    given.
+    are those of the MultiLock; the members' own are ignored. ``max_hold_time`` replaces the members' own if given.
     """
 
     __slots__ = ("_grouping", "_parts", "_resolved")

@@ -9,11 +9,12 @@ from typing import Any, Never, Self
 
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import REMEMBERED, Argument, Driver, ScriptCall, run_flow
+from django_rlock._transport.calls import PATIENCE, REMEMBERED, Argument, Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import must_not_block, new_request
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError
+from django_rlock.locks.attempt import wait_for_replicas
 from django_rlock.locks.counters import (
     MOST,
     REMEMBERED_MS,
@@ -168,17 +169,22 @@ class Semaphore(BaseSemaphore):
         self, driver: Driver, permits: int, blocking: bool, wait_time: Duration | None, unknown: dict[str, Any]
     ) -> bool:
         wait = self._wait_seconds(blocking, wait_time, unknown)
+        until = give_up_at = None if wait is None else driver.now() + wait
         request = _Acquire(self, checked_number("permits", permits))  # refuses an alias with NODES
-        if permits == 0:
-            return True
-        try:
-            attempt = await granted(request, driver, REMEMBERED, wait)
-            if attempt is not None:
-                request.note_taken(attempt.in_doubt)
-        except BaseException as error:
-            undo(request, error)
-            raise
-        return attempt is not None
+        while permits:
+            try:
+                attempt = await granted(request, driver, REMEMBERED, wait)
+                if attempt is not None:
+                    request.note_taken(attempt.in_doubt)
+            except BaseException as error:  # noqa: BLE001 - wait_for_replicas() raises it
+                undo(request, error)
+                give_up_at = give_up_at or driver.now() + PATIENCE
+                await wait_for_replicas(error, driver, give_up_at)
+                wait = None if until is None else max(until - driver.now(), 0.0)
+                request = _Acquire(self, permits)
+                continue
+            return attempt is not None
+        return True
 
     def release(self, permits: int = 1) -> None:
         """Release permits, even more than were taken; creates the semaphore if it does not exist.

@@ -3,7 +3,16 @@
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import CountDownLatch, FairLock, FencedLock, LockUnavailableError, MultiLock, RLock, Semaphore
+from django_rlock import (
+    CountDownLatch,
+    FairLock,
+    FencedLock,
+    LockUnavailableError,
+    MultiLock,
+    PermitExpirableSemaphore,
+    RLock,
+    Semaphore,
+)
 from django_rlock._redis.keys import queue_key
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
@@ -70,15 +79,76 @@ async def test_too_few(binding, kind, group, behind, use, acks):
     use(group, REPLICA_ACKS=acks, REPLICA_ACK_TIMEOUT=0.05)
     # The replica that runs may be slow as well.
     with pytest.raises(LockUnavailableError, match=r"[01] of the 2 replicas needed .* 0\.05 s.* released"):
-        await binding.acquire(kind("stock:42"))
+        await binding.acquire(kind("stock:42"), wait_time=0)
     assert not group.redis.exists(KEY)
+
+
+def together(name):
+    return MultiLock(FairLock(name), RLock("b"))
+
+
+KINDS = [RLock, FairLock, FencedLock, together, Semaphore, PermitExpirableSemaphore]
+COUNTERS = Semaphore, PermitExpirableSemaphore
+
+
+async def made(binding, group, make):
+    """An object of a kind, of which there is nothing on the server, or three permits."""
+    group.redis.delete("rlock:seats", "{rlock:seats}:timeout")
+    obj = make("seats" if make in COUNTERS else "stock:42")
+    if make in COUNTERS:
+        await binding.call(obj, "try_set_permits", 3)
+    group.redis.config_resetstat()
+    return obj
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+async def test_a_caller_with_time_left_waits_until_the_replica_is_back(binding, group, behind, use, make):
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    obj = await made(binding, group, make)
+    waiting = binding.start(take, binding, obj)
+    await binding.until(lambda: waits(group) > 2)  # it has tried again
+    group.servers[2].resume()
+    assert await binding.result(waiting)
+    if make in COUNTERS:
+        assert await binding.call(obj, "available_permits") == 3, "each unconfirmed one was released"
+    assert not group.redis.exists(KEY, "rlock:b")
+
+
+async def take(binding, obj):
+    """Take it and give it back, by the same owner."""
+    taken = await binding.call(obj, "acquire", wait_time=3600)
+    await binding.call(obj, "release", *([taken] if isinstance(obj, PermitExpirableSemaphore) else []))
+    return taken
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+async def test_a_wait_that_ends_names_the_replicas(binding, group, behind, use, make):
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    obj = await made(binding, group, make)
+    with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
+        await binding.call(obj, "acquire", wait_time=0.2)
+
+
+async def test_each_try_has_an_owner_id_of_its_own(binding, group, behind, use):
+    """A late copy of the undo must not free the next hold."""
+    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
+    owners = set()
+    waiting = binding.start(take, binding, RLock("stock:42"))
+
+    def has_seen_two():
+        owners.update(group.redis.hkeys(KEY))
+        return len(owners) > 1
+
+    await binding.until(has_seen_two)
+    group.servers[2].resume()
+    assert await binding.result(waiting)
 
 
 @pytest.mark.lengthy
 async def test_says_how_many_confirmed(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=3)
     with pytest.raises(LockUnavailableError, match=r"1 of the 2 replicas"):
-        await binding.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"), wait_time=0)
 
 
 @pytest.mark.parametrize("acks", [1, "majority"])
@@ -91,7 +161,7 @@ async def test_enough_of_them(binding, kind, group, behind, use, acks):
 async def test_given_back_by_an_owner_with_a_name(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError):
-        await binding.acquire(RLock("stock:42", owner="me"))
+        await binding.acquire(RLock("stock:42", owner="me"), wait_time=0)
     assert not group.redis.exists(KEY)
 
 
@@ -108,7 +178,7 @@ async def test_waiter_tries_again_after_an_unconfirmed_lock_was_released(binding
 
 
 async def acquire(binding, lock):
-    return await binding.acquire(lock)
+    return await binding.acquire(lock, wait_time=1)
 
 
 async def test_a_grant_is_asked_about(binding, group, use):
@@ -132,7 +202,7 @@ async def test_other_kinds(binding, group, behind, use):
     use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
     for lock in (FencedLock("stock:42"), MultiLock(FairLock("a"), FairLock("b"))):
         with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
-            await binding.acquire(lock)
+            await binding.acquire(lock, wait_time=0)
     assert not group.redis.exists(KEY, "rlock:a", "rlock:b")
 
 
@@ -141,7 +211,7 @@ async def test_semaphore(binding, group, behind, use):
     semaphore = Semaphore("seats")
     await binding.call(semaphore, "try_set_permits", 3)
     with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
-        await binding.call(semaphore, "acquire")
+        await binding.call(semaphore, "acquire", wait_time=0)
     assert await binding.call(semaphore, "available_permits") == 3
 
 
@@ -158,7 +228,7 @@ async def test_server_without_replicas(binding, started, use, acks):
     single = started("single")
     use(single, REPLICA_ACKS=acks, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
-        await binding.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"), wait_time=0)
     assert not single.redis.exists(KEY)
 
 
@@ -168,7 +238,7 @@ async def test_in_a_cluster(binding, started, use):
         command(node, "ACL SETUSER", "locks", "+wait")
     use(cluster, REPLICA_ACKS=1, REPLICA_ACK_TIMEOUT=0.05)
     with pytest.raises(LockUnavailableError, match="0 of the 1 replicas"):
-        await binding.acquire(RLock("stock:42"))
+        await binding.acquire(RLock("stock:42"), wait_time=0)
     assert not cluster.redis.exists(KEY)
 
 
