@@ -54,6 +54,18 @@ def refusing(text: str, close: bool = False) -> Answer:
     return answer
 
 
+def saying(data: bytes) -> Answer:
+    """Sends the same bytes to each client, and closes the connection."""
+
+    def answer(client: socket.socket) -> None:
+        client.sendall(data)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_WR)
+            client.recv(65536)
+
+    return answer
+
+
 def late(server: EmbeddedServer, seconds: float) -> Answer:
     """A server whose first reply on each connection is late."""
 
@@ -71,6 +83,30 @@ def rewriting(server: EmbeddedServer, old: bytes, new: bytes) -> Answer:
 
     def answer(client: socket.socket) -> None:
         _join(client, _connected(server), lambda data: data.replace(old, new))
+
+    return answer
+
+
+def counting(server: EmbeddedServer, turns: list[str]) -> Answer:
+    """A server that notes each round trip: each time that a client sends something after a reply, or connects."""
+
+    def answer(client: socket.socket) -> None:
+        turns.append("connects")
+        waits = False
+
+        def sent(data: bytes) -> bytes:
+            nonlocal waits
+            if not waits:
+                turns.append(repr(data[:40]))
+            waits = True
+            return data
+
+        def replied(data: bytes) -> bytes:
+            nonlocal waits
+            waits = False
+            return data
+
+        _join(client, _connected(server), replied, sent)
 
     return answer
 
@@ -134,11 +170,16 @@ def _connected(server: EmbeddedServer) -> socket.socket:
     return link
 
 
-def _join(client: socket.socket, server: socket.socket, change: Callable[[bytes], bytes] = bytes) -> None:
+def _join(
+    client: socket.socket,
+    server: socket.socket,
+    change: Callable[[bytes], bytes] = bytes,
+    change_sent: Callable[[bytes], bytes] = bytes,
+) -> None:
     with server:
         back = threading.Thread(target=_pump, args=(server, client, change), daemon=True)
         back.start()
-        _pump(client, server)
+        _pump(client, server, change_sent)
         back.join()
 
 

@@ -62,7 +62,7 @@ MEANINGS: dict[str, Meaning] = {
     "MASTERDOWN": _REPLICA,
     "UNBLOCKED": _REPLICA,
     "LOADING": Meaning("server", "here", "Wait until the server has loaded its data."),
-    "BUSY": Meaning("server", "here", "End the slow script with SCRIPT KILL."),
+    "BUSY": Meaning("server", "here", "End the slow script with SCRIPT KILL, a slow function with FUNCTION KILL."),
     "NOREPLICAS": Meaning("server", "here", "Check the server's replicas, or lower min-replicas-to-write."),
     "MAXCLIENTS": Meaning("server", "here", "Raise the server's maxclients, or use fewer clients."),
     "CLUSTERDOWN": _NO_CLUSTER,
@@ -81,7 +81,7 @@ MEANINGS: dict[str, Meaning] = {
         "Use another name or KEY_PREFIX, or delete that key yourself.",
         text="the key under its name holds another type of value, not a {noun}",
     ),
-    "NODB": Meaning("connection", "never", "Name a database in CACHES that the server has."),
+    "NODB": Meaning("connection", "never", "Name a database in CACHES that the server has; a cluster has only 0."),
     "CROSSSLOT": Meaning(
         "command", "never", "Leave braces out of the names, or close them around what the names share."
     ),
@@ -115,6 +115,7 @@ _TOLD: dict[str, str] = {
     "The user executing the script can't": "NOPERM",
     "WAIT cannot be used with replica": "READONLY",
     "DB index is out of range": "NODB",
+    "SELECT is not allowed in cluster mode": "NODB",
     "unauthenticated": "NOAUTH",  # for a command of more than ten words, before it is looked at
     "nknown command 'WAIT'": "NOWAIT",
     "nknown command `WAIT`": "NOWAIT",

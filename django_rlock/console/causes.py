@@ -28,8 +28,19 @@ class Cause(NamedTuple):
 _NO_TLS = "The server does not use TLS on this port: write redis:// instead of rediss://, or use its TLS port."
 _CLOSED = "Write rediss:// if the server accepts TLS only; read the log of the server, or of the proxy before it."
 _RESP3 = "Set 'protocol': 2 in the options of redis-py: the server, or a proxy before it, does not support RESP3."
+_REFUSED = "The server, or a provider or proxy before it, refuses; its text says why. Look it up in its documentation."
+_SLOTS = "Some slots have no node: redis-cli --cluster fix assigns them, redis-cli --cluster check lists them."
+_SENTINELS = "See the finding about the sentinels; if all of them reply, they count the primary as down: start it."
+_PAUSED = "The server replies to other commands: a failover or CLIENT PAUSE stops writes; CLIENT UNPAUSE resumes them."
 
-_BY_TEXT = (
+_REFUSALS = (
+    ("unknown command 'hello'", "protocol", _RESP3),
+    ("unknown command `hello`", "protocol", _RESP3),
+    ("noproto", "protocol", _RESP3),
+)
+"""Checks and advice by a part of an error that the server sent, in lower case."""
+
+_FAILURES = (
     (
         "certificate verify failed",
         "tls",
@@ -39,11 +50,10 @@ _BY_TEXT = (
     ("wrong_version_number", "tls", _NO_TLS),
     ("packet length too long", "tls", _NO_TLS),
     ("record layer failure", "tls", _NO_TLS),
-    ("unknown command 'hello'", "protocol", _RESP3),
-    ("unknown command `hello`", "protocol", _RESP3),
-    ("noproto", "protocol", _RESP3),
+    ("slots are not covered", "cluster", _SLOTS),
+    ("protocol error", "protocol", "Correct the port in CACHES: another program than Redis replies there."),
 )
-"""Checks and advice by a part of an error's text, in lower case."""
+"""The same for errors of redis-py and the system."""
 
 _BY_CODE = {
     "LOADING": "loading",
@@ -68,33 +78,38 @@ _BY_CODE = {
 """Checks by the codes of the server's errors; other codes are errors of the login."""
 
 
-def cause_of(error: BaseException, where: str, by_tls: bool = False) -> Cause:
-    """The cause of an error at an address; ``by_tls`` if the connection was to use TLS."""
+def cause_of(error: BaseException, where: str, by_tls: bool = False, has_replied: bool = False) -> Cause:
+    """The cause of an error at an address; ``by_tls`` if the connection was to use TLS, ``has_replied`` if the server
+    has executed other commands.
+
+    If the server explains the error, its explanation counts; only a connection that closes without a word leaves room
+    for guesses.
+    """
     # redis-py wraps the system's errors in its own.
     errors = list(_chain(error))
     text = f"{where}: {_shortened(error)}"
     if any(isinstance(each, MasterNotFoundError) for each in errors):
-        advice = (
-            "Start the sentinels, and list them in SENTINELS. The host in LOCATION must be their name of the primary."
-        )
-        return Cause("sentinels", f"{where}: no sentinel names a primary", advice)
+        return Cause("sentinels", f"{where}: no sentinel names a primary", _SENTINELS)
+    return _refusal(errors, text) or _failure(errors, where, text, by_tls, has_replied)
+
+
+def _refusal(errors: list[BaseException], text: str) -> Cause | None:
+    """The cause if the server has replied with an error."""
+    refusal, meaning = next(((each, found) for each in errors if (found := meaning_of(each))), (None, None))
+    if refusal is None or meaning is None:
+        return None
+    if known := _known(_REFUSALS, [refusal], text):
+        return known
+    if meaning.advice is None:
+        return Cause("refused", text, _REFUSED)
+    return Cause(_BY_CODE.get(_code(meaning), "login"), text, meaning.advice)
+
+
+def _failure(errors: list[BaseException], where: str, text: str, by_tls: bool, has_replied: bool) -> Cause:
+    """The cause if no server has explained it."""
     # A text tells more than the type of its error: many causes arrive as a ConnectionError.
-    texts = " ".join(str(each) for each in errors).lower()
-    for part, check, advice in _BY_TEXT:
-        if part in texts:
-            return Cause(check, text, advice)
-    return _by_meaning(errors, text) or _by_kind(errors, where, text, by_tls)
-
-
-def _by_meaning(errors: list[BaseException], text: str) -> Cause | None:
-    for each in errors:
-        meaning = meaning_of(each)
-        if meaning is not None and meaning.advice:
-            return Cause(_BY_CODE.get(_code(meaning), "login"), text, meaning.advice)
-    return None
-
-
-def _by_kind(errors: list[BaseException], where: str, text: str, by_tls: bool) -> Cause:
+    if known := _known(_FAILURES, errors, text):
+        return known
     kinds = tuple(map(type, errors))
     if _any(kinds, ssl.SSLError):
         return Cause("tls", text, "Compare the ssl_… options with the server's: does it need a client certificate?")
@@ -103,10 +118,20 @@ def _by_kind(errors: list[BaseException], where: str, text: str, by_tls: bool) -
     if _any(kinds, ConnectionRefusedError, FileNotFoundError):
         return Cause("connection", f"nothing listens at {where}", "Start the server, or correct its address in CACHES.")
     if _any(kinds, TimeoutError, RedisTimeoutError):
-        advice = "Check the address, and the firewalls on the way; the server may hang."
-        advice = f"Check that this port uses TLS, or write redis://. {advice}" if by_tls else advice
-        return Cause("connection", f"no reply from {where} in time", advice)
+        return Cause("connection", f"no reply from {where} in time", _silence(by_tls, has_replied))
     return Cause("connection", text, _CLOSED)
+
+
+def _known(table: tuple[tuple[str, str, str], ...], errors: list[BaseException], text: str) -> Cause | None:
+    texts = " ".join(map(str, errors)).lower()
+    return next((Cause(check, text, advice) for part, check, advice in table if part in texts), None)
+
+
+def _silence(by_tls: bool, has_replied: bool) -> str:
+    if has_replied:
+        return _PAUSED
+    advice = "Check the address, and the firewalls on the way; the server may hang."
+    return f"Check that this port uses TLS, or write redis://. {advice}" if by_tls else advice
 
 
 def _any(kinds: tuple[type[BaseException], ...], *wanted: type[BaseException]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -33,8 +34,8 @@ from django_rlock._transport.servers import (
 )
 from django_rlock.console.causes import cause_of
 from django_rlock.console.reading import server_names
-from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
-from django_rlock.locks import MultiLock, RLock, rlock
+from django_rlock.exceptions import LockLostError, LockUnavailableError, QuorumNotReachedError, RLockError
+from django_rlock.locks import rlock
 from django_rlock.settings import AliasSettings, get_settings, server_aliases
 
 # --- checks of a server's INFO ----------------------------------------------------------------------------------------
@@ -144,13 +145,15 @@ SLOW_CONNECT = 0.5
 """Connecting and logging in should not take longer, in seconds."""
 SKEW = 0.1
 """The allowed difference between the clocks of a RedLock's nodes, in seconds: tokens may be this far ahead."""
-PINGS = 20
+PINGS = 5
 CONNECTIONS = 4
 """The number of connections to compare, to find several servers behind one address."""
 KEYS = 16
-"""The number of keys to look up, to find a node of a cluster that lacks some of them."""
-PAIRS = 8
-"""The number of locks to try in pairs, to find a proxy that spreads locks over servers."""
+"""The number of keys to look up, to find a node of a cluster that lacks some of them, or a proxy that spreads them."""
+_PLACE = "for _, key in ipairs(KEYS) do redis.call('set', key, '', 'px', 60000) end"
+_TAKE = "return redis.call('del', KEYS[1])"
+_ABOVE = "See the findings above."
+_RIGHTS = "Grant the rights that the documentation lists: docs/topologies.md#least-rights"
 WITHIN = 2.0
 """The time limit for each reply, in seconds."""
 
@@ -183,15 +186,15 @@ def diagnose(alias: str) -> Iterator[Finding]:
     try:
         clients = clients_of(alias, WITHIN)
     except SERVER_ERRORS as error:
-        yield _failed(alias, "", error, ", ".join(server_names(alias)))
+        cause = cause_of(error, ", ".join(server_names(alias)))
+        yield Finding(alias, "", cause.check, "error", cause.text, cause.advice)
         return
-    clocks: dict[str, float] = {}
-    for server, client in clients.items():
-        with closing(client.connection_pool):
-            yield from _Server(options, server, client, clocks).findings()
+    servers = [_Server(options, name, client) for name, client in clients.items()]
+    for found in threads.gather([server.examine for server in servers]):
+        yield from threads.value_of(found)
     if options.nodes is not None:
-        yield _skew(alias, clocks)
-    yield from _locks(options)
+        yield _skew(alias, [server.ahead for server in servers if server.ahead is not None])
+    yield _a_lock(options, is_explained=options.nodes is None and all(server.has_failed for server in servers))
 
 
 def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
@@ -203,39 +206,44 @@ def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
         yield Finding("", "", "settings", "ok", "RLOCK and CACHES are valid")
 
 
-def _failed(alias: str, server: str, error: BaseException, where: str, by_tls: bool = False) -> Finding:
-    cause = cause_of(error, where, by_tls)
-    return Finding(alias, server, cause.check, "error", cause.text, cause.advice)
-
-
 class _Server:
     """The checks of one server."""
 
-    def __init__(self, options: AliasSettings, name: str, client: redis.Redis, clocks: dict[str, float]) -> None:
+    def __init__(self, options: AliasSettings, name: str, client: redis.Redis) -> None:
         self._options = options
         self._name = name
         self._client: Any = client
-        self._clocks = clocks
         self._key = f"{options.key_prefix}rlock_doctor"
+        self._has_replied = False
+        self.has_failed = False
+        """Whether the checks ended early, because the server did not reply or refused."""
+        self.ahead: float | None = None
+        """How far its clock is ahead of the monotonic clock here, in seconds; None if that is unknown."""
 
-    def findings(self) -> Iterator[Finding]:
-        try:
-            yield from self._connecting()
-            yield self._latency()
-            yield from self._time()
-            yield from self._of_info()
-            if self._options.nodes is None:
-                if not is_cluster(self._options.alias):
-                    yield from self._slots()
-                yield from self._messages()
-        except SERVER_ERRORS as error:  # also later on: a proxy may close the connection at a command that it lacks
-            by_tls = issubclass(self._client.connection_pool.connection_class, redis.SSLConnection)
-            yield _failed(self._options.alias, self._name, error, address_of(self._client), by_tls)
+    def examine(self) -> list[Finding]:
+        found: list[Finding] = []
+        with closing(self._client.connection_pool):
+            try:
+                for check in self._checks():
+                    found += check()
+            except SERVER_ERRORS as error:  # also later on: a proxy may close the connection at a command that it lacks
+                found.append(self._failed(error))
+                self.has_failed = True
+        return found
+
+    def _checks(self) -> Iterator[Callable[[], Iterable[Finding]]]:
+        # In few round trips, as each takes long on a distant server; over few connections, as the server may lack them.
+        yield from (self._connecting, self._latency, self._time, self._of_info)
+        if self._options.nodes is None:
+            if not is_cluster(self._options.alias):
+                yield self._spread
+            yield self._messages
 
     def _connecting(self) -> Iterator[Finding]:
         asked = monotonic()
         self._ask()
         took = monotonic() - asked
+        self._has_replied = True
         if took > SLOW_CONNECT:
             text = f"connecting to {address_of(self._client)} took {took * 1000:.0f} ms, which delays new processes"
             if took > REPLY_GRACE:
@@ -251,7 +259,7 @@ class _Server:
             if not is_cluster(self._options.alias):
                 raise
 
-    def _latency(self) -> Finding:
+    def _latency(self) -> Iterator[Finding]:
         took = []
         for _ in range(PINGS):
             asked = monotonic()
@@ -261,78 +269,94 @@ class _Server:
         text = f"{usual * 1000:.1f} ms, at most {max(took) * 1000:.1f} ms of {PINGS}"
         limit = self._options.node_timeout / 2 if self._options.nodes else SLOW
         if usual <= limit:
-            return self._finding("latency", "ok", text)
+            yield self._finding("latency", "ok", text)
+            return
         advice = "Raise NODE_TIMEOUT." if self._options.nodes else "Use a server that is closer, or less busy."
-        return self._finding("latency", "warning", f"{text}; more than {limit * 1000:g} ms", advice)
+        yield self._finding("latency", "warning", f"{text}; more than {limit * 1000:g} ms", advice)
 
     def _time(self) -> Iterator[Finding]:
         try:
             asked = monotonic()
             seconds, micros = self._client.time()
-            self._clocks[self._name] = seconds + micros / 1e6 - (asked + monotonic()) / 2
+            self.ahead = seconds + micros / 1e6 - (asked + monotonic()) / 2
         except SERVER_ERRORS as error:
             text = f"TIME fails, so rlock_list and the admin cannot read this server: {redacted(str(error))}"
             yield self._finding("time", "warning", text, "Allow TIME: grant +time, or let the proxy pass it.")
 
     def _of_info(self) -> Iterator[Finding]:
         try:
-            infos: list[Mapping[str, Any]] = [self._fresh_info() for _ in range(CONNECTIONS)]
+            info = self._client.info()
         except SERVER_ERRORS as error:
             text = f"Version, eviction, persistence and replicas are unknown: {redacted(str(error))}"
             yield self._finding("info", "warning", text, "Grant +info to check them; locks do not need it.")
             return
-        info = infos[0]
         if not {"redis_version", "role"} <= info.keys():
             text = "Version, eviction, persistence and replicas are unknown: INFO does not contain them"
             yield self._finding("info", "warning", text, "This may be a proxy: check the server behind it.")
             return
-        if len(servers := {each.get("run_id") for each in infos}) > 1:
+        others = threads.gather([self._other_run_id] * (CONNECTIONS - 1))
+        servers = {info.get("run_id"), *(each for each in others if not isinstance(each, BaseException))}
+        if len(servers) > 1:
             text = f"{len(servers)} servers reply at {address_of(self._client)}, and each has separate locks"
             yield self._finding("servers", "error", text, "Route all connections to one server, the primary.")
         for check in INFO_CHECKS:
             if seen := check(info, self._options):
                 yield self._finding(*seen)
 
-    def _fresh_info(self) -> Mapping[str, Any]:
-        """INFO over a new connection."""
-        self._client.connection_pool.disconnect()  # behind one address, each connection may reach another server
-        return self._client.info()  # type: ignore[no-any-return]
+    def _other_run_id(self) -> Any:
+        """The id of the server that replies over a new connection: behind one address there may be several."""
+        with redis.Redis(connection_pool=self._client.connection_pool, single_connection_client=True) as client:
+            found: Any = client.info("server").get("run_id")
+            client.connection.disconnect()  # no other check uses it again
+        return found
 
-    def _slots(self) -> Iterator[Finding]:
-        """Check whether this is a node of a cluster, or a cluster behind one address."""
+    def _spread(self) -> Iterator[Finding]:
+        """Check whether one script reaches the keys that scripts with one key reach: otherwise this is a node of a
+        cluster, a cluster behind one address, or a proxy that spreads keys over servers."""
         keys = [f"{self._key}:{number}" for number in range(KEYS)]
-        pipe = self._client.pipeline(transaction=False)
-        for key in keys:
-            pipe.exists(key)
-        pipe.exists(*keys)
-        *single, together = pipe.execute(raise_on_error=False)
+        (together,) = self._evaluate([(_PLACE, keys)])
+        single = self._evaluate([(_TAKE, [key]) for key in keys])
         for reply in single:
             if isinstance(reply, MovedError | AskError):
-                yield _failed(self._options.alias, self._name, reply, address_of(self._client))
+                yield self._failed(reply)
                 return
         if isinstance(together, ClusterCrossSlotError):
             text = "one address before many slots: several locks are taken one after another"
             yield self._finding("slots", "ok", text)
+        elif not isinstance(together, Exception) and (apart := single.count(0)):
+            text = f"{apart} of {KEYS} keys of one script are on another server: a proxy spreads keys over servers"
+            advice = "Use one server, or a Redis Cluster: locks don't work behind a sharding proxy."
+            yield self._finding("shards", "error", text, advice)
+
+    def _evaluate(self, scripts: Iterable[tuple[str, Sequence[str]]]) -> list[Any]:
+        """The replies to scripts with keys, or the server's errors."""
+        pipe = self._client.pipeline(transaction=False)
+        for script, keys in scripts:
+            pipe.eval(script, len(keys), *keys)
+        replies: list[Any] = pipe.execute(raise_on_error=False)
+        return replies
 
     def _messages(self) -> Iterator[Finding]:
         channels = list(self._channels())
         if not channels:  # a node of a cluster that serves no slot
             return
-        for channel, sharded in channels:
-            try:
-                if self._receives(channel, sharded):
-                    continue
-                text = "a message does not arrive: waiters are not woken, and only poll occasionally"
-                yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
-            except SERVER_ERRORS as error:
-                family = f"{channel.partition(':')[0]}:*"
-                text = f"the channels {family} are refused, so waiters only poll: {redacted(str(error))}"
-                meaning = meaning_of(error)
-                known = meaning.advice if meaning is not None and meaning.about != "rights" else None
-                advice = "Grant the rights that the documentation lists: docs/topologies.md#least-rights"
-                yield self._finding("pubsub", "warning", text, known or advice)
-            return
+        with self._client.pubsub(ignore_subscribe_messages=False) as subscriber:
+            for channel, sharded in channels:
+                try:
+                    if self._receives(subscriber, channel, sharded):
+                        continue
+                    text = "a message does not arrive: waiters are not woken, and only poll occasionally"
+                    yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
+                except SERVER_ERRORS as error:
+                    yield self._unusable(channel, error)
+                return
         yield self._finding("pubsub", "ok", "a message arrives")
+
+    def _unusable(self, channel: str, error: BaseException) -> Finding:
+        cause = cause_of(error, address_of(self._client), has_replied=True)
+        family, happens = f"{channel.partition(':')[0]}:*", "refused" if meaning_of(error) else "unusable"
+        text = f"the channels {family} are {happens}, so waiters only poll: {redacted(str(error))}"
+        return self._finding("pubsub", "warning", text, _RIGHTS if cause.check == "rights" else cause.advice)
 
     def _channels(self) -> Iterator[tuple[str, bool]]:
         """Names of channels as waiters use them, and whether they are sharded."""
@@ -354,14 +378,18 @@ class _Server:
         names = (f"{name}:{number}" for number in range(SLOTS))
         return next((key for key in names if slots.owner(slot_of(key)) == here), None)
 
-    def _receives(self, channel: str, sharded: bool) -> bool:
+    def _receives(self, subscriber: Any, channel: str, sharded: bool) -> bool:
         kind = "s" if sharded else ""
-        with self._client.pubsub(ignore_subscribe_messages=False) as subscriber:
-            getattr(subscriber, f"{kind}subscribe")(channel)
-            subscriber.get_message(timeout=WITHIN)
-            getattr(self._client, f"{kind}publish")(channel, "test")
-            message = subscriber.get_message(timeout=WITHIN)
+        getattr(subscriber, f"{kind}subscribe")(channel)
+        subscriber.get_message(timeout=WITHIN)
+        getattr(self._client, f"{kind}publish")(channel, "test")
+        message = subscriber.get_message(timeout=WITHIN)
         return message is not None and message["type"] == f"{kind}message"
+
+    def _failed(self, error: BaseException) -> Finding:
+        by_tls = issubclass(self._client.connection_pool.connection_class, redis.SSLConnection)
+        cause = cause_of(error, address_of(self._client), by_tls, self._has_replied)
+        return self._finding(cause.check, "error", cause.text, cause.advice)
 
     def _finding(self, check: str, level: Level, text: str, advice: str = "") -> Finding:
         return Finding(self._options.alias, self._name, check, level, text, advice)
@@ -376,25 +404,24 @@ def _sentinels(alias: str) -> Iterator[Finding]:
 
 
 def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding:
-    causes, unknown = {}, []
-    for sentinel in sentinels:
-        try:
-            if not sentinel.sentinel_get_master_addr_by_name(service):
-                unknown.append(address_of(sentinel))
-        except SERVER_ERRORS as error:
-            causes[address_of(sentinel)] = cause_of(error, address_of(sentinel)).text
+    asked = threads.gather([partial(sentinel.sentinel_get_master_addr_by_name, service) for sentinel in sentinels])
+    replies = {address_of(sentinel): reply for sentinel, reply in zip(sentinels, asked, strict=True)}
+    causes = [cause_of(reply, address) for address, reply in replies.items() if isinstance(reply, BaseException)]
+    unknown = [address for address, reply in replies.items() if not reply]
     replied = f"{len(sentinels) - len(causes)} of {len(sentinels)} sentinels reply"
     if not causes and not unknown:
         return Finding(alias, "", "sentinels", "ok", replied)
-    wrong = [*causes.values(), *(f"{address} does not know {service!r}" for address in unknown)]
+    wrong = [*(cause.text for cause in causes), *(f"{address} does not know {service!r}" for address in unknown)]
     known = len(sentinels) - len(wrong)
     text = f"{replied}, and {known} know the primary: {'; '.join(wrong)}"
     advice = "Start or correct these sentinels: without a majority no failover happens, and without any no lock."
+    if any(cause.check in {"login", "rights"} for cause in causes):
+        advice = "Set their own credentials in OPTIONS['SENTINEL_KWARGS']: PASSWORD is for the primary."
     return Finding(alias, "", "sentinels", "warning" if known else "error", text, advice)
 
 
-def _skew(alias: str, clocks: Mapping[str, float]) -> Finding:
-    apart = max(clocks.values()) - min(clocks.values()) if clocks else 0.0
+def _skew(alias: str, clocks: Sequence[float]) -> Finding:
+    apart = max(clocks) - min(clocks) if clocks else 0.0
     text = f"the clocks of {len(clocks)} nodes are {apart * 1000:.0f} ms apart"
     if apart <= SKEW:
         return Finding(alias, "", "clocks", "ok", text)
@@ -402,57 +429,32 @@ def _skew(alias: str, clocks: Mapping[str, float]) -> Finding:
     return Finding(alias, "", "clocks", "warning", f"{text}: fencing tokens cost one more round trip", advice)
 
 
-def _locks(options: AliasSettings) -> Iterator[Finding]:
-    taken = _a_lock(options.alias)
-    yield taken
-    if taken.level == "ok" and options.nodes is None:
-        yield from _shards(options.alias)
-
-
-def _a_lock(alias: str) -> Finding:
-    """Take a test lock, to check all that locks need: scripts, rights, acknowledgements, a quorum."""
+def _a_lock(options: AliasSettings, is_explained: bool) -> Finding:
+    """Take a test lock, to check all that locks need: scripts, rights, acknowledgements, a quorum. ``is_explained``:
+    other findings say why the servers do not reply."""
+    alias = options.alias
     lock = rlock(f"rlock_doctor:{uuid.uuid4()}", using=alias, wait_time=WITHIN)
     asked = monotonic()
     try:
         if not lock.acquire():
             text = "a test lock, which nothing else uses, could not be acquired"
-            return Finding(alias, "", "lock", "error", text, "See the findings above.")
-        lock.extend(get_settings(alias).watchdog_timeout)  # a RedLock may allow no longer lease
+            return Finding(alias, "", "lock", "error", text, _ABOVE)
+        lock.extend(options.watchdog_timeout)  # a RedLock may allow no longer lease
         lock.release()
     except LockUnavailableError as error:
-        return Finding(alias, "", "lock", "error", redacted(error.reason), error.advice)
+        advice = _ABOVE if is_explained else _advice_on(error)
+        return Finding(alias, "", "lock", "error", redacted(error.reason), advice)
     except LockLostError as error:
         advice = "Use one server: several servers may reply at this address, or a proxy may drop writes."
         return Finding(alias, "", "lock", "error", redacted(str(error)), advice)
     except (RLockError, ImproperlyConfigured) as error:
-        return Finding(alias, "", "lock", "error", redacted(str(error)), "See the findings above.")
+        return Finding(alias, "", "lock", "error", redacted(str(error)), _ABOVE)
     return Finding(alias, "", "lock", "ok", f"taken, extended and released in {(monotonic() - asked) * 1000:.1f} ms")
 
 
-def _shards(alias: str) -> Iterator[Finding]:
-    """Find a proxy that spreads names over independent servers: take a lock alone, and as one of two."""
-    # A proxy sends a script to the server of its first key, the key of the free lock, since names are taken in order.
-    first, *others = [f"rlock_doctor:{number}:{uuid.uuid4()}" for number in range(PAIRS + 1)]
-    apart = sum(_both_inside(alias, first, other) for other in others)
-    if apart:
-        text = f"{apart} of {len(others)} locks were taken twice at once: a proxy spreads names over several servers"
-        advice = "Use one server, or a Redis Cluster: locks don't work behind a sharding proxy."
-        yield Finding(alias, "", "shards", "error", text, advice)
-
-
-def _both_inside(alias: str, first: str, other: str) -> bool:
-    """Whether another owner gets two locks together, although this owner holds one of them."""
-    try:
-        with RLock(other, using=alias, wait_time=WITHIN, lease_time=60):
-            return threads.run_in_thread(_takes, alias, first, other)
-    except RLockError:
-        return False
-
-
-def _takes(alias: str, *names: str) -> bool:
-    both = MultiLock(*(RLock(name, using=alias, lease_time=60) for name in names))
-    if not both.acquire(blocking=False):
-        return False
-    with suppress(RLockError):
-        both.release()
-    return True
+def _advice_on(error: LockUnavailableError) -> str:
+    """Advice on a refused test lock, if the servers have replied to other commands."""
+    refusal = error.__cause__
+    if refusal is None or isinstance(error, QuorumNotReachedError):
+        return error.advice
+    return cause_of(refusal, error.lock_name or "", has_replied=True).advice

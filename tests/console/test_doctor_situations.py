@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -9,14 +11,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_rlock.console import diagnosis
 from django_rlock.console.diagnosis import Finding
 from django_rlock.management.commands.rlock_doctor import Command
 from example_project.embedded import EmbeddedServer
-from tests.answering import Answer, in_turn, late, refusing, rewriting, serving, sharding
+from tests.answering import Answer, in_turn, late, refusing, rewriting, saying, serving, sharding
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually
 from tests.topologies.conftest import started, use  # noqa: F401 - fixtures
@@ -165,12 +170,116 @@ def a_cluster_of_redis_6(stage: Stage) -> None:
     command(node, "CLUSTER ADDSLOTSRANGE", 0, 16383)
     eventually(lambda: is_ready(node))
     version = command(node, "INFO", "server")["redis_version"]
-    older = f"6.{version[2:]}"
+    older = f"6.2{version[3:]}"
     url = stage.stack.enter_context(
         serving(rewriting(node, f"redis_version:{version}".encode(), f"redis_version:{older}".encode()))
     )
     command(node, "CONFIG SET", "cluster-announce-port", urlsplit(url).port)
     stage.use(url.removesuffix("/0"), entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []})
+
+
+def another_database_of_a_cluster(stage: Stage) -> None:
+    stage.use(str(stage.shared("one address").location).replace("/0", "/1"))
+
+
+def no_databases(stage: Stage) -> None:
+    stage.serve(refusing("ERR SELECT is not allowed in cluster mode"))
+
+
+def slots_without_a_node(stage: Stage) -> None:
+    node = Plain(stage.stack).start_node()
+    command(node, "CLUSTER ADDSLOTSRANGE", 0, 8191)
+    stage.use(node.url.removesuffix("/0"), entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []})
+
+
+def a_node_without_slots(stage: Stage) -> None:
+    stage.use(Plain(stage.stack).start_node().url)
+
+
+def writes_are_paused(stage: Stage) -> None:
+    server = stage.server()
+    stage.use(server.url)
+    command(server, "CLIENT PAUSE", 60_000, "WRITE")
+
+
+def runs_for_ever(start: str, *prepare: str) -> Callable[[Stage], None]:
+    """A server that executes Lua code, and refuses all other commands after a millisecond."""
+
+    def busy_with(stage: Stage) -> None:
+        after_its_end = stage.stack.enter_context(ExitStack())
+        server = stage.server("--lua-time-limit", "1")
+        stage.use(server.url)
+        with server.client() as client:
+            if prepare:
+                client.execute_command(*prepare)
+            runner = threading.Thread(target=_until_killed, args=(server, *start.split("|")), daemon=True)
+            runner.start()
+            after_its_end.callback(runner.join)
+            eventually(lambda: _refuses(client, "BUSY"))
+
+    return busy_with
+
+
+def _until_killed(server: EmbeddedServer, *words: str) -> None:
+    with server.client(retry=Retry(NoBackoff(), 0)) as client, suppress(redis.RedisError):
+        client.execute_command(*words)
+
+
+def _refuses(client: redis.Redis, code: str) -> bool:
+    try:
+        client.ping()
+    except redis.RedisError as error:
+        return code in str(error)
+    return False
+
+
+def a_replica_without_its_primary(stage: Stage) -> None:
+    stage.use(stage.server("--replicaof", "127.0.0.1", "1", "--replica-serve-stale-data", "no").url)
+
+
+def too_few_replicas(stage: Stage) -> None:
+    stage.use(stage.server("--min-replicas-to-write", "1").url)
+
+
+def cannot_save(stage: Stage) -> None:
+    server = stage.server("--save", "3600 1")
+    stage.use(server.url)
+    shutil.rmtree(server.folder)
+    with server.client() as client:
+        client.set("key", "value")
+        client.bgsave()
+        eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+def protected(stage: Stage) -> None:
+    text = "DENIED Redis is running in protected mode because protected mode is enabled and no password is set"
+    stage.serve(refusing(text, close=True))
+
+
+def over_its_quota(stage: Stage) -> None:
+    stage.serve(refusing("ERR max requests limit exceeded. Limit: 500000, Usage: 500000."))
+
+
+def a_web_server(stage: Stage) -> None:
+    stage.serve(saying(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"))
+
+
+def a_shell_server(stage: Stage) -> None:
+    stage.serve(saying(b"SSH-2.0-OpenSSH_9.2\r\n"))
+
+
+def closes_connections(stage: Stage) -> None:
+    stage.serve(saying(b""))
+
+
+def a_sentinel_with_a_password(stage: Stage) -> None:
+    server, sentinel = stage.server(), Plain(stage.stack).start("--sentinel", "--requirepass", PASSWORD)
+    with sentinel.client(password=PASSWORD) as client:
+        client.sentinel_monitor("locked", "127.0.0.1", server.port, 1)
+    watch = stage.shared("sentinel")
+    options = {**watch.options, "SENTINELS": [("127.0.0.1", port_of(sentinel))]}
+    stage.settings.CACHES = {"default": replace(watch, location="redis://locked/0", options=options).cache}
+    stage.settings.RLOCK = {"default": {}}
 
 
 def two_servers_at_one_address(stage: Stage) -> None:
@@ -214,6 +323,9 @@ def another_alias_is_wrong(stage: Stage) -> None:
     stage.settings.RLOCK = {"default": {}, "orders": {"KIND": "fare"}}
 
 
+LOOP = "while true do end"
+FUNCTION = f"#!lua name=endless\nredis.register_function('endless', function() {LOOP} end)"
+
 DEAD = [("127.0.0.1", 1), ("127.0.0.1", 2)]
 SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (no_server, "connection", "error", "nothing listens at 127.0.0.1:", "Start the server"),
@@ -248,7 +360,23 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (a_node_of_a_cluster, "cluster", "error", "127.0.0.1:", "django_rlock.cluster.ConnectionFactory"),
     (a_cluster_behind_one_address, "slots", "ok", "one address before many slots", ""),
     (two_servers_at_one_address, "servers", "error", "2 servers reply at 127.0.0.1:", "all connections to one server"),
-    (a_sharding_proxy, "shards", "error", "taken twice at once", "sharding proxy"),
+    (a_sharding_proxy, "shards", "error", "are on another server", "sharding proxy"),
+    (another_database_of_a_cluster, "database", "error", "", "has only 0"),
+    (no_databases, "database", "error", "SELECT is not allowed in cluster mode", "has only 0"),
+    (slots_without_a_node, "cluster", "error", "slots", "--cluster fix"),
+    (a_node_without_slots, "cluster", "error", "Hash slot not served", "slots"),
+    (writes_are_paused, "connection", "error", "no reply", "CLIENT UNPAUSE"),
+    (runs_for_ever(f"EVAL|{LOOP}|0"), "busy", "error", "SCRIPT KILL", "SCRIPT KILL"),
+    (runs_for_ever("FCALL|endless|0", "FUNCTION", "LOAD", FUNCTION), "busy", "error", "FUNCTION KILL", "FUNCTION KILL"),
+    (a_replica_without_its_primary, "replicas", "error", "Link with MASTER is down", "Name the primary"),
+    (too_few_replicas, "lock", "error", "NOREPLICAS", "min-replicas-to-write"),
+    (cannot_save, "lock", "error", "MISCONF", "look into its log"),
+    (protected, "protected", "error", "protected mode", "give it a password"),
+    (over_its_quota, "refused", "error", "max requests limit", "its text says why"),
+    (a_web_server, "protocol", "error", "Protocol error", "Correct the port"),
+    (a_shell_server, "protocol", "error", "Protocol error", "Correct the port"),
+    (closes_connections, "connection", "error", "127.0.0.1:", "Write rediss://"),
+    (a_sentinel_with_a_password, "sentinels", "error", "0 of 1 sentinels reply", "SENTINEL_KWARGS"),
     (sentinels(*DEAD, own=True), "sentinels", "warning", "1 of 3 sentinels reply", "Start or correct"),
     (sentinels(*DEAD, own=False), "sentinels", "error", "0 of 2 sentinels reply", "Start or correct"),
     (a_primary_that_is_down, "connection", "error", "nothing listens at gone at 127.0.0.1:", "Start the server"),
@@ -256,6 +384,9 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (no_mapping, "django_rlock.E001", "error", "RLOCK must be a dict", "Correct RLOCK"),
     (another_alias_is_wrong, "django_rlock.E001", "error", "'fare'", "Correct RLOCK"),
 ]
+
+GUESSES = "Write rediss://", "Start the server", "Check that Redis is up", "firewalls", "Grant the rights"
+"""Advice that is wrong in all situations whose finding does not give it: nothing is to be guessed there."""
 
 
 def name_of(value: object) -> str:
@@ -298,6 +429,10 @@ def test_each_situation_has_a_finding_of_its_own(
     meant = [each for each in found if (each["check"], each["level"]) == (check, level) and text in each["text"]]
     assert len(meant) == max(len({each["server"] for each in meant}), 1), "\n".join(map(str, found))
     assert advice in meant[0]["advice"]
+    wrong = {
+        guess for each in found for guess in GUESSES if guess in each["advice"] and guess not in meant[0]["advice"]
+    }
+    assert not wrong, "\n".join(map(str, found))
     printed = as_text(meant[0])
     assert f"{check}: " in printed
     assert advice in printed

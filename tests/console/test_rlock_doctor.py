@@ -15,6 +15,7 @@ import redis
 
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, voter_key
 from django_rlock.testing import override_locks
+from tests.answering import counting, serving
 from tests.conftest import OwnServer
 from tests.console.test_commands import ERROR, USAGE, fails, run, shell
 from tests.eventually import PATIENCE
@@ -77,6 +78,15 @@ def test_doubts_are_warnings(own_server: OwnServer, args: list[str], check: str,
     own_server(args=args)
     assert found(check)["level"] == level
     assert found(check)["advice"]
+
+
+def test_a_distant_server_is_asked_in_few_round_trips(own_server: OwnServer, settings: Any) -> None:
+    turns: list[str] = []
+    with serving(counting(own_server(None), turns)) as url:
+        settings.CACHES = {**settings.CACHES, "default": settings.CACHES["default"] | {"LOCATION": url}}
+        settings.RLOCK = {"default": {"KIND": "rlock"}}
+        assert levels()["lock"] == "ok"
+    assert len(turns) <= 60, turns  # 18 of them at once with others
 
 
 def test_missing_replicas_are_reported(settings: Any) -> None:

@@ -29,6 +29,7 @@ TABLE = [
     ("ERR Protocol error: unauthenticated bulk length", "connection", "never", "credentials"),
     ("DENIED Redis is running in protected mode because protected mode is enabled", "connection", "never", "protected"),
     ("ERR DB index is out of range", "connection", "never", "database"),
+    ("ERR SELECT is not allowed in cluster mode", "connection", "never", "database"),
     (REPLICA, "server", "elsewhere", "primary"),
     (REPLICA + IN_7, "server", "elsewhere", "primary"),
     (f"{IN_62}@user_script: 1: -{REPLICA}", "server", "elsewhere", "primary"),

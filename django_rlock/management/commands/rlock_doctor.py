@@ -8,6 +8,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import redis
@@ -15,6 +16,7 @@ from django.core.checks import Tags, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
+from django_rlock._core import threads
 from django_rlock._core.text import printable, redacted
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, plain_mark
 from django_rlock._transport.servers import SERVER_ERRORS, clients_of, is_cluster
@@ -109,8 +111,10 @@ def _findings(using: str | None, java: bool) -> Iterator[Finding]:
     messages = run_checks(tags=[Tags.caches], include_deployment_checks=True)
     yield from findings_of([message for message in messages if str(message.id).startswith(OURS)])
     for examine in (diagnose, diagnose_java) if java else (diagnose,):
-        for alias in aliases:
-            yield from examine(alias)
+        # All at once: each may wait for a distant server.
+        for call in [threads.Call(partial(list, examine(alias))).start() for alias in aliases]:
+            call.wait()
+            yield from call.result()
 
 
 # --- Java clients -----------------------------------------------------------------------------------------------------
