@@ -77,6 +77,12 @@ def check_holding(rows):
     assert rows["renewing all of them once, cpu time"]["figure"] > 0
 
 
+def check_beside(rows):
+    calls = "a pair", "a request", "an acquire that waits", "a LockedTask", "an acquire and a forced release"
+    slow = {f"a pair's p99 beside {number}" for number in (100, 200)}
+    assert rows.keys() == {f"{call}, cpu time" for call in calls} | slow
+
+
 def check_greenlets(rows):
     assert rows.keys() == {"locks lost within 1.5 s", "until a greenlet runs again, at most"}
 
@@ -169,6 +175,7 @@ CHECKS = {
     "contended": check_contended,
     "waiting": check_waiting,
     "holding": check_holding,
+    "beside": check_beside,
     "greenlets": check_greenlets,
     "listing": check_listing,
     "multi": check_multi,
