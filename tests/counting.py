@@ -1,13 +1,14 @@
-"""What a call costs, counted in bytecodes of the package: the same figure on a busy machine."""
+"""What a call costs, counted in bytecodes or frames of the package: the same figure on a busy machine."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import django_rlock
 from tests.background import settle
@@ -18,11 +19,11 @@ WARM = 5
 """How often a call is run before it is counted: objects that are made once exist then."""
 
 
-class Counter:
-    """Counts the bytecodes of the package, and its frames, that this thread executes inside the block."""
+class Bytecodes:
+    """Counts the bytecodes of the package that this thread executes inside the block."""
 
     def __init__(self) -> None:
-        self.bytecodes = self.frames = 0
+        self.count = 0
         self._is_ours: dict[CodeType, bool] = {}
 
     def _meet(self, frame: FrameType, has_called: bool) -> None:
@@ -30,11 +31,9 @@ class Counter:
         is_ours = self._is_ours.get(code)
         if is_ours is None:
             is_ours = self._is_ours[code] = code.co_filename.startswith(PACKAGE)
-        if is_ours and not has_called:
-            self.bytecodes += 1
-            self.frames += frame.f_lasti == 0
+        self.count += is_ours and not has_called
 
-    def __enter__(self) -> Counter:
+    def __enter__(self) -> Self:
         watch_opcodes(self._meet)
         return self
 
@@ -42,29 +41,56 @@ class Counter:
         watch_opcodes(None)
 
 
-def counted(call: Callable[[], object], warm: int = WARM) -> Counter:
+class Frames:
+    """Counts how often this thread enters a frame of the package inside the block: a coroutine's again at each step."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def _note(self, frame: FrameType, event: str, _argument: object) -> None:
+        self.count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+
+def bytecodes(call: Callable[[], object], warm: int = WARM) -> int:
+    return counted(call, Bytecodes, warm)
+
+
+def frames(call: Callable[[], object], warm: int = WARM) -> int:
+    return counted(call, Frames, warm)
+
+
+def counted(call: Callable[[], object], counter: type[Bytecodes | Frames], warm: int) -> int:
     """Run a function, or a coroutine function in an event loop; count the cheapest of three runs. A process that was
     paused checks its connection and its background thread, too."""
     if iscoroutinefunction(call):
-        return asyncio.run(_counted_in_asyncio(call, warm))
+        return asyncio.run(_counted_in_asyncio(call, counter, warm))
     for _ in range(warm):
         call()
     runs = []
     for _ in range(3):
         settle()
-        with Counter() as counter:
+        with counter() as run:
             call()
-        runs.append(counter)
-    return min(runs, key=lambda run: run.bytecodes)
+        runs.append(run.count)
+    return min(runs)
 
 
-async def _counted_in_asyncio(call: Callable[[], Coroutine[Any, Any, object]], warm: int) -> Counter:
+async def _counted_in_asyncio(
+    call: Callable[[], Coroutine[Any, Any, object]], counter: type[Bytecodes | Frames], warm: int
+) -> int:
     for _ in range(warm):
         await call()
     runs = []
     for _ in range(3):
         await asyncio.to_thread(settle)
-        with Counter() as counter:
+        with counter() as run:
             await call()
-        runs.append(counter)
-    return min(runs, key=lambda run: run.bytecodes)
+        runs.append(run.count)
+    return min(runs)

@@ -29,7 +29,7 @@ from django_rlock.locks.kinds import PLAIN, forced_channel
 from django_rlock.locks.mutex import NAMED_CALLS
 from django_rlock.locks.records import Hold, Wait, Work, context, key_of
 from django_rlock.middleware import LockMiddleware
-from tests.counting import counted
+from tests.counting import bytecodes
 from tests.eventually import PATIENCE
 
 FEW, MANY = 10, 3_000
@@ -210,12 +210,12 @@ def test_no_call_costs_more_beside_thousands_of_holds_waits_and_named_calls() ->
 
     def costs(number: int) -> dict[str, int]:
         with beside(number):
-            return {name: counted(call, warm=1).bytecodes for name, call in calls.items()}
+            return {name: bytecodes(call, warm=1) for name, call in calls.items()}
 
     costs(FEW)  # from the first wait on, the process listens to its server
     few, many = costs(FEW), costs(MANY)
     more = {name: many[name] - few[name] for name in calls}
-    assert {name: bytecodes for name, bytecodes in more.items() if bytecodes > MORE} == {}
+    assert {name: figure for name, figure in more.items() if figure > MORE} == {}
 
 
 def test_a_reply_to_unsubscribe_costs_the_same_beside_thousands_of_channels(redis_client: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_reply_to_unsubscribe_costs_the_same_beside_thousands_of_channels(redi
         subscriber._listener = listener
         listener.channels.update({name: Channel(name) for name in map(str, range(number))})
         word = "sunsubscribe" if kind is ShardSubscriber else "unsubscribe"
-        return counted(lambda: subscriber._deliver(word, "another", b"")).bytecodes
+        return bytecodes(lambda: subscriber._deliver(word, "another", b""))
 
     for kind in Subscriber, ShardSubscriber:
         assert cost(kind, MANY) <= cost(kind, FEW) + MORE
@@ -233,6 +233,6 @@ def test_a_reply_to_unsubscribe_costs_the_same_beside_thousands_of_channels(redi
 
 def test_a_member_of_thousands_costs_no_more_than_one_of_a_hundred() -> None:
     def cost(number: int) -> float:
-        return counted(pair(MultiLock(*[RLock(f"stock:{each}") for each in range(number)])), warm=2).bytecodes / number
+        return bytecodes(pair(MultiLock(*[RLock(f"stock:{each}") for each in range(number)])), warm=2) / number
 
     assert cost(MOST_TOGETHER[PLAIN] + 100) <= cost(50)

@@ -1,0 +1,91 @@
+"""What calls cost, counted: a change that makes a call dearer, or cheaper, changes its figure here.
+
+The figures are those of an uncontended acquire and release, unless their name says more. They are the same on a busy
+machine. ``tests/costs.py`` has the calls.
+"""
+
+import sys
+
+import pytest
+
+from example_project.embedded import EmbeddedServer
+from tests.processes import ClientProcess
+
+Figures = dict[str, tuple[int, int]]
+
+MARGIN = 0.02
+"""By which part a count in Python may differ from its figure, so that small changes need not touch this file."""
+
+IN_PYTHON: dict[tuple[int, int], Figures] = {
+    (3, 11): {
+        "RLock, kept": (2047, 51),
+        "FairLock, kept": (2062, 51),
+        "ReadLock, kept": (2179, 57),
+        "MultiLock of 100": (10206, 207),
+        "with rlock(), the same name": (2374, 63),
+        "with rlock(), a new name": (2425, 65),
+        "with rlock(), nested": (4565, 128),
+        "a decorated function": (2989, 86),
+        "a decorated view": (3332, 102),
+        "a LockedTask": (3279, 105),
+        "RLock, kept, in asyncio": (2291, 75),
+        "async with rlock(), a new name": (2516, 81),
+    },
+    (3, 13): {
+        "RLock, kept": (1882, 50),
+        "FairLock, kept": (1896, 50),
+        "ReadLock, kept": (2001, 56),
+        "MultiLock of 100": (8709, 200),
+        "with rlock(), the same name": (2186, 61),
+        "with rlock(), a new name": (2231, 63),
+        "with rlock(), nested": (4183, 123),
+        "a decorated function": (2741, 82),
+        "a decorated view": (3034, 98),
+        "a LockedTask": (2981, 99),
+        "RLock, kept, in asyncio": (2092, 75),
+        "async with rlock(), a new name": (2311, 81),
+    },
+}
+"""How many bytecodes of the package a call executes, and how many of its frames it enters; by the version of Python."""
+AT_THE_SERVER: Figures = {
+    "RLock": (2, 7),
+    "FairLock": (2, 9),
+    "SpinLock": (2, 7),
+    "FencedLock": (2, 10),
+    "ReadLock": (2, 13),
+    "WriteLock": (2, 11),
+    "LimitedLock": (2, 14),
+    "MultiLock of 10": (2, 34),
+    "MultiLock of 10 readers": (2, 140),
+    "a re-entry": (4, 17),
+    "a refused acquire": (1, 3),
+    "extend()": (1, 3),
+    "locked()": (1, 2),
+    "a LockedTask": (2, 9),
+    "a LockedTask that is skipped": (2, 4),
+    "CountDownLatch": (3, 21),
+    "Semaphore": (2, 17),
+    "PermitExpirableSemaphore": (2, 16),
+}
+"""How many round trips a call takes, and how many commands its scripts run."""
+
+
+def counted(server: EmbeddedServer, what: str) -> Figures:
+    with ClientProcess(server.url) as process:
+        found = process.do(f"module('tests.costs').{what}()")
+    return {name: (figures[0], figures[1]) for name, figures in found.items()}
+
+
+@pytest.mark.skipif(sys.version_info[:2] not in IN_PYTHON, reason="each Python has other bytecodes")
+def test_calls_execute_as_many_bytecodes_as_their_figures_say(server: EmbeddedServer) -> None:
+    figures, found = IN_PYTHON[sys.version_info[:2]], counted(server, "in_python")
+    assert {name: found[name] for name in figures if is_changed(found[name], figures[name])} == {}
+    assert found.keys() == figures.keys()
+
+
+def is_changed(found: tuple[int, int], figures: tuple[int, int]) -> bool:
+    return any(abs(now / figure - 1) > MARGIN for now, figure in zip(found, figures, strict=True))
+
+
+def test_calls_take_as_many_round_trips_and_commands_as_their_figures_say(server: EmbeddedServer) -> None:
+    assert counted(server, "at_the_server") == AT_THE_SERVER
