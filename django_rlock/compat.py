@@ -7,7 +7,9 @@ is re-entrant.
 
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import suppress
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self
 from uuid import uuid4
@@ -16,14 +18,19 @@ from django.conf import settings as django_settings
 from django.core.cache.backends.redis import RedisCache as _DjangosCache
 from redis.exceptions import LockError
 
+from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
-from django_rlock.exceptions import LockTimeoutError
+from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
 from django_rlock.locks import BaseLock, rlock
+from django_rlock.locks.acquire import lookup_of
 from django_rlock.locks.options import MILLISECOND, duration
+from django_rlock.locks.watchdog import ANSWER_WITHIN
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
 __all__ = ["BuiltinRedisCache", "Lock", "lock"]
+
+logger = logging.getLogger("django_rlock.locks")
 
 _timeout_seconds = duration("timeout", "None is renewed by the watchdog", MILLISECOND)
 _wait_seconds = duration("blocking_timeout", "None waits forever")
@@ -36,7 +43,8 @@ class Lock:
     held, in seconds, without renewal; with None the lock is held until it is released or its process dies.
     ``blocking_timeout`` is how long to wait (None: forever). ``sleep`` has no effect: waiters are notified, and the
     alias's default kind serves them in the order of arrival. With ``thread_local`` only the thread that acquired the
-    lock can release it, otherwise any thread with the object can.
+    lock can release it, otherwise any thread with the object can. Without ``raise_on_release_error`` the end of a block
+    logs that the lock was no longer held, instead of raising LockError.
 
     The methods raise redis-py's errors: LockError for a release without an acquire, and for a block that could not get
     the lock (a LockTimeoutError); LockNotOwnedError for a release after the timeout (a LockLostError). If Redis is
@@ -52,6 +60,7 @@ class Lock:
         blocking: bool = True,
         blocking_timeout: float | None = None,
         thread_local: bool = True,
+        raise_on_release_error: bool = True,
         *,
         using: str = DEFAULT_ALIAS,
     ) -> None:
@@ -61,6 +70,7 @@ class Lock:
         self.blocking = blocking
         self.blocking_timeout = _wait_seconds(blocking_timeout)
         self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
         self._using = using
         self.local: Any = threading.local() if thread_local else SimpleNamespace()
         self._under("")  # checks the arguments
@@ -133,14 +143,26 @@ class Lock:
     def __enter__(self) -> Self:
         started = monotonic()
         if not self.acquire():
-            raise LockTimeoutError(self.name, monotonic() - started, option="blocking_timeout")
+            raise self._timed_out(monotonic() - started)
         return self
+
+    def _timed_out(self, waited: float) -> LockTimeoutError:
+        taken = self._under("")
+        holder, left = lookup_of(taken).result(monotonic() + ANSWER_WITHIN), None
+        with suppress(LockUnavailableError):
+            left = taken.remaining_lease() or None
+        return LockTimeoutError(self.name, waited, holder, left, option="blocking_timeout")
 
     @run_when_dropped
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        except LockError as failure:
+            if self.raise_on_release_error or isinstance(failure, LockUnavailableError):
+                raise
+            log(logger, logging.WARNING, "The block of lock %r has ended, but: %s", self.name, failure)
 
     def _owned(self, otherwise: str) -> BaseLock:
         held = self._held
@@ -154,12 +176,38 @@ class Lock:
         return self.timeout
 
 
-lock = Lock
-"""Makes a lock, as redis-py's ``Redis.lock()`` does."""
+def lock(  # noqa: PLR0913 - redis-py's
+    name: str,
+    timeout: float | None = None,
+    sleep: float = 0.1,
+    blocking: bool = True,
+    blocking_timeout: float | None = None,
+    lock_class: Any = None,
+    thread_local: bool = True,
+    raise_on_release_error: bool = True,
+    *,
+    using: str = DEFAULT_ALIAS,
+) -> Lock:
+    """Make a ``Lock`` with the arguments of redis-py's ``Redis.lock()``.
+
+    ``lock_class`` is a subclass of this module's ``Lock``. Raises TypeError for another class: its locks would exclude
+    neither these nor ``rlock()``.
+    """
+    made_by = Lock if lock_class is None else lock_class
+    if not (isinstance(made_by, type) and issubclass(made_by, Lock)):
+        raise TypeError(
+            f"lock_class must be None or a subclass of django_rlock.compat.Lock, not {made_by!r}: locks of other "
+            f"classes and the locks of this package do not exclude each other."
+        )
+    made: Lock = made_by(
+        name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error, using=using
+    )
+    return made
 
 
 class LockingCache:
-    """A cache whose ``lock()`` takes the arguments of django-redis's, and returns a ``Lock`` of this module.
+    """A cache whose ``lock()`` takes the arguments of django-redis's and redis-py's, and returns a ``Lock`` of this
+    module.
 
     The lock's name is the key, without the cache's KEY_PREFIX and version; a ``version`` argument that differs from the
     cache's version is put before it. The lock belongs to the first alias of RLOCK whose cache has the same LOCATION,
@@ -182,10 +230,19 @@ class LockingCache:
         blocking_timeout: float | None = None,
         client: object = None,  # noqa: ARG002 - django-redis's
         thread_local: bool = True,
+        **of_redis_py: Any,
     ) -> Lock:
         """Make a lock; ``client`` has no effect."""
-        name = key if version in (None, self.version) else f"{version}:{key}"
-        return lock(name, timeout, sleep, blocking, blocking_timeout, thread_local, using=_alias_at(self._location))
+        return lock(
+            key if version in (None, self.version) else f"{version}:{key}",
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local=thread_local,
+            using=_alias_at(self._location),
+            **of_redis_py,
+        )
 
 
 def _alias_at(location: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import signal
 import threading
 from collections.abc import Callable
@@ -12,8 +14,9 @@ import redis
 from django.core.cache import caches
 from redis.exceptions import LockError, LockNotOwnedError
 
-from django_rlock import LockTimeoutError, compat, rlock
+from django_rlock import LockTimeoutError, LockUnavailableError, compat, rlock
 from django_rlock.locks.holds import HOLDS
+from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
 
 Make = Callable[..., Any]
@@ -106,6 +109,21 @@ def test_extend_and_reacquire(make: Make) -> None:
                 deed()
 
 
+def test_a_block_may_end_quietly_after_its_lock(make: Make, redis_client: redis.Redis) -> None:
+    if "raise_on_release_error" not in inspect.signature(redis_client.lock).parameters:
+        pytest.skip("This redis-py raises.")
+    for loud in False, True:
+        lock = make("stock:42", timeout=60, raise_on_release_error=loud)
+        with pytest.raises(LockError) if loud else contextlib.nullcontext(), lock:
+            lock.release()
+    with pytest.raises(LockError):  # other releases raise
+        make("stock:42", raise_on_release_error=False).release()
+    with pytest.raises(ZeroDivisionError), make("stock:42", timeout=60, raise_on_release_error=False) as lock:
+        lock.release()
+        raise ZeroDivisionError
+    assert not lock.locked()
+
+
 def test_a_token_of_the_callers(make: Make) -> None:
     lock = make("stock:42", timeout=60)
     assert lock.acquire(token="mine")
@@ -114,6 +132,52 @@ def test_a_token_of_the_callers(make: Make) -> None:
 
 
 # ---- what redis-py's lock has not ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(redis.Redis.lock, compat.lock), (redis.lock.Lock, compat.Lock)])
+def test_each_argument_of_redis_py_is_taken(theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    def arguments(function: Callable[..., Any], apart: set[str]) -> list[tuple[str, Any]]:
+        parameters = inspect.signature(function).parameters.values()
+        return [(each.name, each.default) for each in parameters if each.name not in apart]
+
+    wanted = arguments(theirs, {"self", "redis"})
+    here = arguments(ours, {"using"})
+    assert [each for each in here if each in wanted] == wanted
+    assert wanted == here or redis.VERSION < (8,)
+
+
+def test_classes_of_locks() -> None:
+    class Counted(compat.Lock):
+        pass
+
+    assert type(compat.lock("stock:42", lock_class=Counted)) is Counted
+    for other in redis.lock.Lock, compat.lock, "Lock":
+        with pytest.raises(TypeError, match="do not exclude each other"):
+            compat.lock("stock:42", lock_class=other)
+
+
+def test_a_quiet_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with compat.lock("stock:42", raise_on_release_error=False):
+        rlock("stock:42").force_release()
+    assert "The block of lock 'stock:42' has ended, but: Lock 'stock:42' was lost" in caplog.text
+
+
+def test_an_unreachable_server_is_no_quiet_end(own_server: OwnServer) -> None:
+    server = own_server()
+    with pytest.raises(LockUnavailableError), compat.lock("stock:42", timeout=60, raise_on_release_error=False):
+        server.kill()
+
+
+def test_errors_name_the_holder_as_those_of_rlock_do() -> None:
+    with rlock("stock:42", owner="another"):
+        with pytest.raises(LockTimeoutError) as usual, rlock("stock:42", wait_time=0):
+            pass
+        with pytest.raises(LockTimeoutError) as caught, compat.lock("stock:42", blocking=False):
+            pass
+    assert caught.value.holder == usual.value.holder
+    assert caught.value.holder
+    assert caught.value.retry_after
+    assert caught.value.option == "blocking_timeout"
 
 
 def test_it_excludes_rlock_of_the_same_name() -> None:
@@ -173,7 +237,7 @@ def test_cache_lock_by_one_line_of_settings(settings: Any, server: Any, backend:
         assert cache.lock("stock:42", version=2).acquire(blocking=False)
         assert not rlock("2:stock:42").acquire(blocking=False)
         assert not rlock("stock:42", using="elsewhere").locked()
-    with other.lock("stock:42"):
+    with other.lock("stock:42", raise_on_release_error=False):
         assert rlock("stock:42", using="elsewhere").locked()
     cache.set("a", 1)
     assert cache.get("a") == 1
