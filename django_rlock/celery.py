@@ -110,9 +110,9 @@ class LockedTask(AbstractTask[P, R_co]):
     lock ends with its lease; on the same machine the next message frees it earlier.
 
     A plain call, ``build_report(7)``, and eager mode take the lock as well. They have no message to send again: with
-    ``"retry"``, a plain call waits as long as its retries would take, and eager mode ends as after the last one, with
-    LockTimeoutError. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a mixin,
-    and ``autoretry_for``, are outside the lock: it is taken once, around ``run``.
+    ``"retry"``, a plain call waits as long as its retries would take, and eager mode raises LockTimeoutError at once,
+    as after the last retry. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a
+    mixin, and ``autoretry_for``, are outside the lock: it is taken once, around ``run``.
 
     A bad or unknown option raises KeyTemplateError, ValueError or TypeError when the app makes the task; so does
     ``apply_async()`` if the key cannot be made from the arguments. A task's own attributes must not begin with

@@ -175,8 +175,8 @@ class TaskConnection:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, once: bool = False) -> bool:
-        """Give what has arrived to its slots: all of it, or with ``once`` one piece. Returns whether the connection is
-        still open; it is closed if the connection has ended, or brings stray data.
+        """Pass arrived replies to their slots; with ``once``, read from the socket a single time. Returns whether the
+        connection is still open: the server may have closed it, and stray data closes it.
         """
         try:
             try:

@@ -39,8 +39,8 @@ from django_rlock._transport.identity import Owner, running_loop
 #
 # What a task waits for is read from its future, and from the coroutines of tasks that are suspended. The frames of
 # other threads are left alone: ``sys._current_frames()`` may stop the process if garbage is collected meanwhile
-# (https://github.com/python/cpython/issues/106883). A thread's line tells that it waits for the result of a future,
-# but not of which; so it is known only if all threads that wait for a result wait for the same one.
+# (https://github.com/python/cpython/issues/106883). The stack shows that a thread waits for a future. Which future is
+# certain only if all waiting threads wait for the same one.
 
 _PLUMBING = (
     *(str(Path(str(each.__file__)).parent) for each in (asgiref.sync, asyncio, concurrent.futures)),
@@ -156,8 +156,10 @@ def _let_it_suspend(task: Task) -> None:
 
 
 def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
-    """Whether a task waits for a function that the running thread executes for it; or, once a bridge ``is_crossed`` or
-    where it ``is_sure`` that all wait until the end, whether it is the running task or awaits that.
+    """Whether ``task`` cannot finish before the running code.
+
+    True if it waits for a job of this thread; also if it is, or awaits, the running task, provided that a bridge was
+    crossed (``is_crossed``) or that every wait on the way is unlimited (``is_sure``).
     """
     current = asyncio.current_task() if running_loop() is not None else None
     jobs = _jobs()

@@ -40,8 +40,8 @@ ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Precedes a command to a cluster node that is importing the slot but does not serve it yet."""
 
 _NONCE_SIZE = 15
-"""How many digits a nonce has. Scripts compare nonces as floats, which are exact up to there; and no process makes so
-many calls that one more is needed."""
+"""How many digits a nonce has. Lua compares nonces as doubles, which are exact to 15 digits; no process sends enough
+calls to need a 16th."""
 _NONCE_FOLLOWS = b"$%d\r\n" % _NONCE_SIZE
 
 _first = 10 ** (_NONCE_SIZE - 1) + int.from_bytes(os.urandom(5))
@@ -354,7 +354,7 @@ SHORTEST = 0.05
 """The minimum time for a reply, in seconds, however long it took to connect, and to try before."""
 
 UNLIMITED = math.inf
-"""A limit that leaves only the server's own, ``Server.reply_limit``."""
+"""No limit beyond ``Server.reply_limit``."""
 PATIENCE = 30.0
 """How long a call without a deadline retries an unreachable server, in seconds."""
 _BACKOFF = 0.05, 1.0

@@ -62,8 +62,8 @@ Unchecked = tuple[Callable[[bytes], object], Callable[[], Any]]
 class Reader(Protocol):
     @property
     def unchecked(self) -> Unchecked:
-        """``feed`` for the first piece of a reply, whose bytes need not be counted, and ``gets`` for code that handles
-        MALFORMED."""
+        """The fast path: ``feed`` without the size limit (first piece only), and ``gets``, which lets MALFORMED
+        through."""
 
     def feed(self, data: bytes) -> None:
         """Add bytes that have arrived. Raises InvalidResponse if a reply is too long."""
@@ -178,7 +178,7 @@ def _too_long() -> InvalidResponse:
 # One connection: a socket that redis-py has connected and logged in, and a reader for what arrives on it.
 #
 # An open connection is idle in its server's deque, or is used by one call. A call that ends in an exception closes its
-# connection, as replies may still come. A connection that an interruption left unused is closed when it is collected.
+# connection, as replies may still come. If an interruption leaves a connection unused, garbage collection closes it.
 
 TICK = 1.0
 """The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
@@ -402,7 +402,7 @@ class Connection:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has arrived on the idle connection, neither stray data nor its end."""
+        """Whether the idle connection is clean: no stray bytes, and not closed by the server."""
         self.sock.settimeout(0)
         try:
             self.sock.recv(1)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 # --- the connections of a server --------------------------------------------------------------------------------------
 
 # One server as this process reaches it: its idle connections, their limit, and the callers that wait for one. Shared
-# state is changed by single calls into C. A connection that an interruption left unused, and its slot, are free again
-# when the connection is collected.
+# state is changed by single calls into C. If an interruption leaves a connection unused, garbage collection frees it
+# and its slot.
 
 Connect = Callable[[ConnectionSlot | None], Connection]
 """Opens a connection; raises redis-py's errors."""
@@ -99,7 +99,7 @@ class Server:
     """Connections to one server, ``max_connections`` at most (None: no limit). ``reply_limit`` is the maximum time for
     a reply. Times are seconds.
 
-    ``leave`` closes all connections to the server, those of other purposes too, because it has become a replica.
+    ``leave`` is called when the server has become a replica; it closes every connection to it.
     ``lent`` are the connections that event loops keep between their commands.
     """
 

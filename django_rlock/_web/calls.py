@@ -74,8 +74,8 @@ _warned: set[str] = set()
 
 
 class OpenedInside(set[str]):
-    """Makes Django's handler open no transaction on any database: as a set, it seems to contain every alias, since the
-    settings may not be loaded yet. Its real elements are the aliases that the view itself opted out of."""
+    """Poses as a set of all aliases, so that Django opens no transaction (settings may not be loaded yet). Its
+    real elements are the aliases that the view itself opted out of."""
 
     def __contains__(self, alias: object) -> bool:
         return True

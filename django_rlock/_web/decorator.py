@@ -248,8 +248,8 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT, one
     command checks that the lock is still held; if it was lost, or Redis is unreachable, the transaction is rolled back.
     ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True for all callables, and also on the default
-    database; False never. Async code has no transactions. Put the decorator above others that wrap the view or the
-    method: below them, Django opens the transaction before the lock is taken, which is logged. A lock on one method of
+    database; False never. Async code has no transactions. Make it the outermost decorator; otherwise Django
+    opens the transaction before the lock is taken (a warning says so). A lock on one method of
     a class does not change the transactions of the other methods.
 
     ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.

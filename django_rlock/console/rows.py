@@ -72,8 +72,8 @@ class ByLock:
 
 
 class Reported:
-    """A lock as reported, instead of its LockInfo. The values that lists need of all locks are attributes; every other
-    attribute is delegated to ``info``, which is made on first access.
+    """A light stand-in for LockInfo: what lists need of every lock is computed here; the rest builds the LockInfo on
+    demand, as ``info``.
 
     ``entry`` is the longest hold, and the only hold if ``holds`` is None; without holds it is the longest wait; it is
     None for a hot lock without entries. ``report`` is the report of the holder's process. ``silent`` is whether the

@@ -47,7 +47,7 @@ ENTRY_PAUSE = 0.6
 _LOOK_AT = 500
 """How many locks one command checks."""
 _REGULAR = 0.8
-"""A first heartbeat that is due before this share of the shortest pause is meant for the end of the holder's lease."""
+"""A heartbeat planned sooner than this share of the pause was planned for the end of the holder's lease."""
 _TOGETHER = 1 / 6
 """Locks that are due within this share of the shortest pause are handled in one round."""
 

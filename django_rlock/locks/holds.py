@@ -182,7 +182,7 @@ class Holds:
             self.remove(hold)
 
     def uncover_lost(self, hold: Hold) -> None:
-        """A hold may have been taken after lost ones of the same owner, which must still be reported when released."""
+        """Bring back the lost levels under a hold that has ended: their releases must still raise."""
         if hold.count == 0 and hold.lost_below:
             hold.count, hold.lost_below = hold.lost_below, 0
             hold.lost = "its lease ended"

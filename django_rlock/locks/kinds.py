@@ -210,10 +210,9 @@ class Kind(Generic[L]):
     hears_forced: ClassVar[bool] = True
     """Whether a process that holds it for long listens to forced releases."""
     patience: ClassVar[float] = math.inf
-    """The longest time for which an acquire is retried, even if the wait is longer: the server must still remember
-    it."""
+    """An acquire is retried for at most this long: after that the server may have forgotten the request."""
     heartbeats_together: ClassVar[int] = 1
-    """How many locks of the same place one heartbeat may serve."""
+    """How many locks of one server (in a cluster: slot) one heartbeat may cover."""
     java_poll: ClassVar[float] = math.inf
     """JAVA_POLL for a kind whose heartbeats check that."""
     drifts: ClassVar[bool] = False
@@ -226,15 +225,15 @@ class Kind(Generic[L]):
     # --- take it, wait for it ----------------------------------------------------------------------------------------
 
     def begin(self, candidate: Candidate, now: float) -> None:
-        """Before the first try: raise what no wait can change, and note in the candidate what its calls must say beside
-        the owner's owner id."""
+        """Called before the first try. Raise errors that waiting cannot cure; store what the calls need besides the
+        owner id."""
 
     def acquire(
         self, lock: L, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         """Returns OK, perhaps with a token; or LOST (a re-entry whose hold is gone); or the holder's remaining lease in
-        ms. A kind with a queue adds whether the holder does not know the queue, and the ticket that was drawn, if
-        any. ``asker`` and ``beside`` are the attempt's."""
+        ms. A kind with a queue adds two values: 1 if the holder ignores the queue (a Java client), and the ticket
+        drawn or "". ``asker`` and ``beside`` are the attempt's."""
         raise NotImplementedError
 
     def refusal(self, lock: L, reply: list[Any]) -> RLockError:
@@ -279,8 +278,7 @@ class Kind(Generic[L]):
         return None
 
     def undo(self, lock: L, owner: Owner, asker: str) -> ScriptCall | None:
-        """Undoes a hold that an unwanted acquire may have taken, as far as it can be distinguished from wanted
-        holds."""
+        """Undoes an unwanted acquire. For a named owner only the ticket: its hold may belong to somebody else."""
         return self.withdraw(lock, asker) if owner.is_named else self.leave(lock, asker)
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:

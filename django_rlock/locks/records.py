@@ -109,14 +109,13 @@ def spot_of(lock: Named) -> Spot:
 class Hold:
     """A lock held by one owner of this process. Times are monotonic seconds.
 
-    ``deadline`` is a time at which the lease certainly still runs, counted from before its command was sent; after it
-    the lock counts as lost in any case. ``lease`` is the lease that renewals request. ``runs_for`` is the duration
-    behind the deadline, which is shorter while the server keeps a granted lock only for the claim time. ``lost`` is the
-    reason of a loss. ``lost_below`` counts enclosing holds of the same owner that were lost before this one was taken,
-    and whose releases still have to report that. ``token`` is the fencing token, for kinds that have one.
-    ``late_lease`` is how long a late copy of its acquire could hold the lock, in seconds; 0 if there is no copy.
-    ``suspect`` is set while its renewal fails. ``planned`` is when the watchdog checks it next, and ``reported``
-    whether the loss was reported; only the watchdog writes these.
+    ``deadline`` is the earliest end of the lease, counted from before the command was sent. Past it, the lock is
+    lost. ``lease`` is the lease that renewals request. ``runs_for`` is the duration behind the deadline, which is
+    shorter while the server keeps a granted lock only for the claim time. ``lost`` is the reason of a loss.
+    ``lost_below`` is how many enclosing levels were lost before; their releases still raise LockLostError. ``token`` is
+    the fencing token, for kinds that have one. ``late_lease`` is how long a late copy of its acquire could hold the
+    lock, in seconds; 0 if there is no copy. ``suspect`` is set while its renewal fails. ``planned`` is when the
+    watchdog checks it next, and ``reported`` whether the loss was reported; only the watchdog writes these.
     ``subscription`` receives forced releases while the hold is kept. ``ending`` is set while its own owner frees it by
     force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a
     hold that lasts too long. ``variables`` are the context variables of the code that acquired it, for the reports of

@@ -244,7 +244,7 @@ def _keys_of(lock: Any, owner: Owner) -> list[Key]:
 
 
 def _release_new(lock: Any, owner: Owner, around: Mapping[Key, Before]) -> None:
-    """Release the holds of a lock that a statement has taken in addition to those ``around`` it."""
+    """Release what an interrupted ``with`` statement took beyond what its owner held before (``around``)."""
     keys = _keys_of(lock, owner)
     if HOLDS.has_none(keys) or thread_owner() is not owner:
         return
@@ -303,11 +303,11 @@ def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, fo
 # --- inside a transaction ---------------------------------------------------------------------------------------------
 
 OFTEN = 100
-"""How often a line or a function is checked each time, and then each how many times: whether it runs inside a
-transaction hardly ever changes, and checking takes time."""
+"""The first OFTEN releases at a line are checked, and the first OFTEN calls of a function, then every OFTEN-th: whether
+code runs inside a transaction rarely changes."""
 SELDOM = 10
-"""After OFTEN checks of a line, only one in this number of its releases is checked with its caller, and of these only
-one in this number is checked for a transaction."""
+"""After OFTEN checks of a line, one release in SELDOM looks up its caller, and one in SELDOM of those looks for a
+transaction."""
 _entries: dict[tuple[int, ...], int] = {}
 """How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
 objects, and the instructions in them."""

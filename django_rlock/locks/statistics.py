@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Statistics about locks, for the reports, counted where the events happen.
 #
-# Callers count without a mutex: by single calls into C, or by a comparison that may go wrong without harm. Only the
+# Callers count without a mutex: by single C calls, or by a comparison whose race is harmless. Only the
 # reporter's thread takes anything out. The number of names is unlimited, so locks are counted by template; without a
 # template, by the prefix of their names.
 

@@ -109,7 +109,7 @@ class NodeSet:
         """Raise NodeDownError for a node that is not worth a try, so that no caller waits for it again."""
         known = self.down.get(node)
         if known is not None and not self.may_be_up(node):
-            self._see_to(node)  # who noted it was interrupted before that, or no thread could be started
+            self._see_to(node)  # whoever marked it down was interrupted, or had no thread left
             raise NodeDownError(*known)
 
     @property

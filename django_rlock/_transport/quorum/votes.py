@@ -43,8 +43,8 @@ class Restarts:
 
     Each node has a mark among its data, which a grant returns. It is lost with the data. The first grant afterwards
     sets a new one, and the node has no vote for ``quarantine`` seconds, which is the longest lease (0: nodes that
-    forget nothing). A process that has seen the same mark for so long, by its own clock, counts the node's votes
-    again, and replaces the mark by the node's run id. From then on other processes count them too. A server that was
+    forget nothing). After ``quarantine`` seconds with an unchanged mark, by its own clock, a process counts the node
+    again and replaces the mark by the node's run id. From then on other processes count it too. A server that was
     restarted, or was a replica, may have an older state of the data. Then its replication id is another, and the script
     replaces the mark (``voter.lua``). A mark that is another server's run id is not believed either. No clock of a
     server matters.
