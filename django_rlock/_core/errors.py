@@ -66,7 +66,11 @@ MEANINGS: dict[str, Meaning] = {
     "NOREPLICAS": Meaning("server", "here", "Check the server's replicas, or lower min-replicas-to-write."),
     "MAXCLIENTS": Meaning("server", "here", "Raise the server's maxclients, or use fewer clients."),
     "CLUSTERDOWN": _NO_CLUSTER,
-    "TRYAGAIN": _NO_CLUSTER,
+    "TRYAGAIN": Meaning(
+        "server",
+        "here",
+        "Wait until the slots have moved. If that takes long, a move was interrupted: run redis-cli --cluster fix.",
+    ),
     "MOVED": _OTHER_NODE,
     "ASK": _OTHER_NODE,
     "OOM": Meaning(

@@ -475,7 +475,7 @@ class Cluster(RetryingTopology):
         slot = slot_of(call.key)
         address = self._slots.owner(slot)
         asking = False
-        for left in reversed(range(_REDIRECTIONS)):
+        for _ in range(_REDIRECTIONS):
             try:
                 node = self._node(address)
                 exchange = node.exchange_asking if asking else node.exchange
@@ -486,13 +486,13 @@ class Cluster(RetryingTopology):
                 asking = not isinstance(error, MovedError)
                 if not asking:
                     self._slots.moved(slot, address)
-                if not left:
-                    raise TryAgainError(f"slots are being moved: {error}") from error
+            except TryAgainError:  # some of the keys are at each of two nodes
+                break
             except (RedisError, OSError) as error:
                 if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError | ReadOnlyError):
                     self._slots.doubt(address)
                 raise
-        raise AssertionError("unreachable")
+        raise TryAgainError(f"slot {slot} of the cluster is being moved to another node")
 
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)

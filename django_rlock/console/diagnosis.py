@@ -206,6 +206,11 @@ def findings_of(messages: Sequence[CheckMessage]) -> Iterator[Finding]:
         yield Finding("", "", "settings", "ok", "RLOCK and CACHES are valid")
 
 
+def _numbered(slots: Sequence[str]) -> str:
+    """The first of some slots, and how many there are."""
+    return f"slot {slots[0]}" if len(slots) == 1 else f"slot {slots[0]}, as one of {len(slots)},"
+
+
 class _Server:
     """The checks of one server."""
 
@@ -235,8 +240,7 @@ class _Server:
         # In few round trips, as each takes long on a distant server; over few connections, as the server may lack them.
         yield from (self._connecting, self._latency, self._time, self._of_info)
         if self._options.nodes is None:
-            if not is_cluster(self._options.alias):
-                yield self._spread
+            yield self._open_slots if is_cluster(self._options.alias) else self._spread
             yield self._messages
 
     def _connecting(self) -> Iterator[Finding]:
@@ -335,6 +339,22 @@ class _Server:
             pipe.eval(script, len(keys), *keys)
         replies: list[Any] = pipe.execute(raise_on_error=False)
         return replies
+
+    def _open_slots(self) -> Iterator[Finding]:
+        """The slots that this node of a cluster is moving. A move that was interrupted leaves them open for ever."""
+        try:
+            nodes = self._client.execute_command("CLUSTER NODES").values()
+        except SERVER_ERRORS as error:
+            text = f"slots that are being moved are unknown: {redacted(str(error))}"
+            yield self._finding("slots", "warning", text, "Grant +cluster|nodes to check them; locks do not need it.")
+            return
+        moves = [move for node in nodes if "myself" in node["flags"] for move in node["migrations"]]
+        advice = f"If no move is under way, it was interrupted: run redis-cli --cluster fix {address_of(self._client)}."
+        if moving := [move["slot"] for move in moves if move["state"] == "migrating"]:
+            text = "meanwhile many locks in it can be neither acquired nor released"
+            yield self._finding("slots", "error", f"{_numbered(moving)} is being moved from here: {text}", advice)
+        if awaited := [move["slot"] for move in moves if move["state"] == "importing"]:
+            yield self._finding("slots", "warning", f"{_numbered(awaited)} is being moved to here", advice)
 
     def _messages(self) -> Iterator[Finding]:
         channels = list(self._channels())

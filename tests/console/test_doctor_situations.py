@@ -27,6 +27,7 @@ from tests.eventually import PATIENCE, eventually
 from tests.topologies.conftest import started, use  # noqa: F401 - fixtures
 from tests.topologies.documented import entry, least_rights
 from tests.topologies.servers import Topology, command, is_ready, log_in
+from tests.topologies.slots import Move
 from tests.topologies.ways import PASSWORD, Encrypted, Plain, port_of
 
 BACKEND = "django_redis.cache.RedisCache"
@@ -162,6 +163,16 @@ def cluster_without(*rights: str) -> Callable[[Stage], None]:
         stage.use(str(cluster.location), {**cluster.options, "USERNAME": "fewer"})
 
     return missing
+
+
+def a_slot_left_open(stage: Stage) -> None:
+    cluster = stage.shared("cluster")
+    for node in cluster.servers:
+        command(node, "ACL SETUSER", "more", "reset", "on", f">{PASSWORD}", "allcommands", "allkeys", "allchannels")
+    stage.use(str(cluster.location), {**cluster.options, "USERNAME": "more"})
+    move = Move(cluster, 93)
+    move.begin()
+    stage.stack.callback(move.finish)
 
 
 def a_cluster_of_redis_6(stage: Stage) -> None:
@@ -348,6 +359,9 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (cluster_without("+spublish"), "pubsub", "warning", "'spublish' command", "least-rights"),
     (cluster_without("+subscribe"), "pubsub", "warning", "'subscribe' command", "least-rights"),
     (cluster_without(), "pubsub", "ok", "a message arrives", ""),
+    (cluster_without(), "slots", "warning", "slots that are being moved are unknown", "+cluster|nodes"),
+    (a_slot_left_open, "slots", "error", "slot 93 is being moved from here", "redis-cli --cluster fix 127.0.0.1:"),
+    (a_slot_left_open, "slots", "warning", "slot 93 is being moved to here", "redis-cli --cluster fix 127.0.0.1:"),
     (a_cluster_of_redis_6, "version", "error", "has no sharded channels", "Use Redis 7"),
     (a_cluster_of_redis_6, "pubsub", "warning", "unknown command", "older than"),
     (loading, "loading", "error", "loading", "Wait until the server has loaded"),

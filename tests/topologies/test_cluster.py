@@ -15,9 +15,10 @@ import pytest
 from django.core.cache import cache
 from redis.exceptions import AuthenticationError
 
-from django_rlock import FairLock, LockLostError, LockUnavailableError, RLock
+from django_rlock import FairLock, FencedLock, LockLostError, LockUnavailableError, ReadWriteLock, RLock, Semaphore
 from django_rlock._core.redis_py import slot_of
 from django_rlock._monitoring.reporter import Publisher
+from django_rlock._redis.keys import token_key
 from django_rlock._transport.calls import pack_command
 from django_rlock._transport.cluster import ClusterClient
 from django_rlock._transport.registry import async_driver, sync_driver
@@ -80,6 +81,23 @@ async def test_try_again_is_tried_again(binding, topology):
         # The target has none of the three keys, and cannot know whether the source has them.
         await binding.until(lambda: errors(move.target, "TRYAGAIN") > before)
     await binding.result(visiting)
+
+
+@pytest.mark.parametrize("make", [FairLock, FencedLock, lambda name: ReadWriteLock(name).read_lock, Semaphore])
+async def test_a_slot_left_open_is_named_with_its_remedy(binding, topology, make):
+    """Some of the keys are missing, as of a lock that was free before the move was interrupted. A script that is
+    refused half-way takes nothing."""
+    obj = make("stock:42")
+    if isinstance(obj, Semaphore):
+        assert await binding.call(obj, "try_set_permits", 1)
+    else:
+        topology.redis.set(token_key(KEY), 1)
+    with moving(topology, KEY) as move:
+        with pytest.raises(LockUnavailableError, match=f"slot {move.slot} of the cluster is being moved") as caught:
+            await binding.call(obj, "acquire", wait_time=0)
+        assert "run redis-cli --cluster fix" in caught.value.advice
+    assert await binding.call(obj, "acquire", wait_time=20)
+    await binding.call(obj, "release")
 
 
 async def test_nodes_that_disagree_are_given_time(binding, topology):

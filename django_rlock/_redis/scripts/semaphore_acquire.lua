@@ -22,6 +22,7 @@ if number_at(KEYS[1]) < tonumber(ARGV[3]) then
     end
     return {ARGV[1], -1}
 end
-redis.call('decrby', KEYS[1], ARGV[3])
+-- First, as a slot that is being moved between nodes refuses it, after the last old request is forgotten.
 remember(KEYS[2], request, ARGV[4], answered)
+redis.call('decrby', KEYS[1], ARGV[3])
 return {ARGV[1], 'OK'}
