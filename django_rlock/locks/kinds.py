@@ -12,8 +12,7 @@ import json
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from django_rlock._core.text import printable
 from django_rlock._redis import keys, scripts
@@ -88,7 +87,32 @@ class Engine(Protocol):
     def ask_holders(self, lock: Any, driver: Driver, /) -> Coroutine[Any, Any, list[str]]: ...
 
 
-class AbstractLock(Handle):
+class _Used(Protocol):
+    """The methods of ``BaseLock`` that the flows call."""
+
+    @property
+    def parts(self) -> tuple[AbstractLock, ...]: ...
+    def release(self) -> None: ...
+    def enter(self, *, describe: bool = True) -> None: ...
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, kind: Any, error: Any, trace: Any, *, owner: Owner | None = None) -> None: ...
+    async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None: ...
+    def _end_block(
+        self, kind: Any, error: Any, trace: Any, *, owner: Owner | None = None, warns: bool = True
+    ) -> None: ...
+    def _under_name(self, owner: str) -> Self: ...
+    def _depth(self, key: Any) -> tuple[int, int]: ...
+
+
+if TYPE_CHECKING:
+
+    class _Handle(Handle, _Used): ...
+
+else:
+    _Handle = Handle  # locks are made for each call, and a protocol's metaclass would make that slower
+
+
+class AbstractLock(_Handle):
     """The part of a lock that the flows use; ``BaseLock`` describes it."""
 
     __slots__ = ()
@@ -98,68 +122,6 @@ class AbstractLock(Handle):
     at_least: float | None
     owner: str | None
     until_commit: str | None
-
-    @property
-    def parts(self) -> tuple[AbstractLock, ...]:
-        """The locks that this lock consists of: itself, unless it is a MultiLock."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Raise LockLostError when the hold was lost, LockNotOwnedError when there is none."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Release one hold."""
-        raise NotImplementedError
-
-    async def arelease(self) -> None:
-        """As ``release``, in asyncio."""
-        raise NotImplementedError
-
-    def enter(self, *, describe: bool = True) -> None:
-        """Enter a block."""
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        raise NotImplementedError
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        *,
-        owner: Owner | None = None,
-    ) -> None:
-        raise NotImplementedError
-
-    async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
-        """Leave a block."""
-        raise NotImplementedError
-
-    def _end_block(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        *,
-        owner: Owner | None = None,
-        warns: bool = True,
-    ) -> None:
-        """Leave a block, unless ``__exit__`` has to be guarded."""
-        raise NotImplementedError
-
-    def _owner(self, driver: Driver) -> Owner:
-        """The owner on whose behalf the caller uses the lock."""
-        raise NotImplementedError
-
-    def _under_name(self, owner: str) -> Self:
-        """The same lock for the owner with this owner id."""
-        raise NotImplementedError
-
-    def _depth(self, key: Any) -> tuple[int, int]:
-        """How often a part is held; and by how many blocks."""
-        raise NotImplementedError
 
 
 def note_templates(lock: AbstractLock, templates: Mapping[str, str]) -> None:

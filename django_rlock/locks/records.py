@@ -84,7 +84,7 @@ Key = tuple[Spot, str, int | str]
 Line = tuple[CodeType, int]
 """A place in the project's code: its code object, and the index of an instruction in it."""
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
-_BETWEEN = 5
+_LEAST_FRAMES = 5
 """The smallest number of frames between ``calling_line`` and the project's code: reading a frame takes time."""
 Terms = tuple[float, float, bool, float]
 """A hold's lease, what it runs for, whether it is renewed, and its deadline."""
@@ -92,7 +92,7 @@ Terms = tuple[float, float, bool, float]
 
 def calling_line() -> Line:
     """The line of the project's code that takes a lock now. Called by the flow that takes it."""
-    frame = sys._getframe(_BETWEEN)
+    frame = sys._getframe(_LEAST_FRAMES)
     while (code := frame.f_code).co_filename.startswith(PACKAGE) and frame.f_back is not None:
         frame = frame.f_back
     return code, frame.f_lasti

@@ -313,7 +313,7 @@ _entries: dict[tuple[int, ...], int] = {}
 objects, and the instructions in them."""
 _warned: set[tuple[str, str]] = set()
 """The lines, with the lines that called them, for which a warning was logged."""
-_BETWEEN = PACKAGE, contextlib.__file__
+_HELPERS = PACKAGE, contextlib.__file__
 """Files whose frames are neither a helper nor its caller."""
 
 
@@ -321,7 +321,7 @@ def warn_before_commit(lock: AbstractLock, frames: int) -> None:
     """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
     of this package below the line."""
     frame = sys._getframe(frames)
-    if frame.f_code.co_filename.startswith(_BETWEEN):
+    if frame.f_code.co_filename.startswith(_HELPERS):
         frame = _outside(frame)
     # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
     place = id(frame.f_code), frame.f_lasti
@@ -351,7 +351,7 @@ def _is_due(place: tuple[int, ...]) -> bool:
 
 def _outside(frame: FrameType) -> FrameType:
     """The frame, or the first one around it that is the project's: a helper's, or its caller's."""
-    while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(_HELPERS) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
