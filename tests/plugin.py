@@ -21,7 +21,7 @@ class InProcess(EmbeddedServer):
     """The server of ``django_rlock.testing``."""
 
     def start(self) -> None:
-        from django_rlock._stores.memory import InProcessServer
+        from django_rlock._memory import InProcessServer
 
         self._server = InProcessServer()
         self._listener = self._server._server  # which listens here, and nowhere else

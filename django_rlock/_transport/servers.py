@@ -343,9 +343,9 @@ def _embedded() -> ModuleType:
 
 def _memory() -> ModuleType:
     """The store in the process, which most processes never load."""
-    from django_rlock._stores import memory
+    from django_rlock import _memory
 
-    return memory
+    return _memory
 
 
 def _is_tested_without_redis(using: str) -> bool:

@@ -26,9 +26,9 @@ from unittest import TestCase
 from asgiref.sync import sync_to_async
 from django.test.utils import TestContextDecorator
 
+from django_rlock import _memory as memory
 from django_rlock._core.clock import pretend_jump
 from django_rlock._core.threads import Call
-from django_rlock._stores import memory
 from django_rlock.inspection import LockInfo, find_locks, lock_info
 from django_rlock.locks import BaseLock, rlock
 from django_rlock.locks.holds import HOLDS

@@ -12,8 +12,8 @@ from django.core.checks import ERROR, WARNING
 from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import FairLock, RLock, rlock
+from django_rlock import _memory as memory
 from django_rlock._core import process
-from django_rlock._stores import memory
 from django_rlock._transport.servers import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import SimpleTestCase, override_settings
 
 from django_rlock import FairLock, FencedLock, RedLock, RLock, Semaphore, rlock
-from django_rlock._stores import memory
+from django_rlock import _memory as memory
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from django_rlock.testing import assert_locked, assert_not_locked, hold, override_locks
