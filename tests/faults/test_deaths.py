@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from tests.eventually import UNTIL_SERVED, eventually, in_threads
 from tests.processes import ROOT, ClientProcess, RemoteError
 
 KEY = "rlock:stock:42"
-QUEUE = f"rlock_queue:{{{KEY}}}"
+QUEUE, ALIVE = f"rlock_queue:{{{KEY}}}", f"rlock_alive:{{{KEY}}}"
 SHORT = {"WATCHDOG_TIMEOUT": 3.0, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}
 """A heartbeat comes every 0.3 s then."""
 PATIENT = {"WATCHDOG_TIMEOUT": 600, "WAITER_ALIVE_TIME": 200, "CLAIM_TIME": 150}
@@ -183,6 +184,24 @@ def test_wake_up_is_lost(redis_client, short, monkeypatch):
     lock.release()
     waiting.join(UNTIL_SERVED)
     assert not waiting.is_alive()
+
+
+def test_queue_is_lost_with_all_its_waiters(redis_client, settings):
+    """One heartbeat, for the longest waiter of the process, notices: all of them take a new ticket."""
+    settings.RLOCK = {"default": {**PATIENT, "WAITER_ALIVE_TIME": 3.0, "CLAIM_TIME": 1.0}}
+    redis_client.hset(KEY, "another", 1)
+
+    def wait() -> None:
+        with FairLock("stock:42", wait_time=UNTIL_SERVED):
+            pass
+
+    with ThreadPoolExecutor(3) as pool:
+        waits = [pool.submit(wait) for _ in range(3)]
+        queued(redis_client, 3)
+        redis_client.delete(QUEUE, ALIVE)
+        queued(redis_client, 3)
+        redis_client.delete(KEY)
+        assert [each.result() for each in waits] == [None] * 3
 
 
 def test_server_restarts_empty(own_server, start):

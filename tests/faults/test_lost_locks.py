@@ -221,6 +221,24 @@ async def test_renewal_under_way_does_not_shorten_a_longer_lease(binding, kind, 
         await binding.release(lock)
 
 
+async def test_a_late_reply_to_a_renewal_revives_no_lost_lock(binding, kind, proxy, redis_client):
+    """Its caller may have seen that it was lost."""
+    lock = kind("stock:42")
+    renewal = proxy.hold(scripts.LOCK_RENEW)
+    await binding.acquire(lock)
+    (hold,) = HOLDS.snapshot()
+    renew_now()
+    await binding.until(renewal.served.is_set)
+    hold.deadline = monotonic()
+    assert lock.lost
+    renewal.let_go.set()
+    await binding.until(lambda: hold.lost or hold.deadline > monotonic())
+    assert hold.lost
+    assert lock.lost
+    with pytest.raises(LockLostError):
+        await binding.release(lock)
+
+
 @pytest.mark.parametrize("signal", [lock_acquired, lock_released, lock_timed_out, lock_lost, lock_force_released])
 async def test_receiver_that_raises_breaks_nothing(binding, kind, redis_client, signal):
     called = []

@@ -6,8 +6,9 @@ import time
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockTimeoutError, RLock, rlock
+from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import token_key
-from django_rlock.locks.holds import WAITS
+from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
 from tests.bindings import elsewhere, visit_alone
 from tests.eventually import UNTIL_SERVED, eventually
@@ -86,6 +87,8 @@ async def test_inner_hold_does_not_shorten_the_lease(binding, kind):
     lock = kind("stock:42")
     await binding.acquire(lock, lease_time=50)
     await binding.acquire(lock, lease_time=5)
+    (hold,) = HOLDS.snapshot()
+    assert hold.deadline - monotonic() > 40, "the process counts the lock as lost after the inner lease"
     assert await binding.call(lock, "remaining_lease") > 40
     await binding.release(lock)
     assert await binding.call(lock, "remaining_lease") > 40

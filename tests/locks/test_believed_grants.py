@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from django_rlock import FairLock, LockLostError, MultiLock
-from django_rlock._core.clock import monotonic
+from django_rlock._core.clock import has_jumped, monotonic
 from django_rlock._redis.keys import queue_key, wake_channel
 from django_rlock._transport.identity import client_id
 from django_rlock.locks import attempt
@@ -203,6 +203,17 @@ async def test_it_asks_when_too_much_of_the_claim_may_have_passed(binding, redis
         await binding.sleep(1.2)
 
     assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, wait)
+
+
+async def test_it_asks_when_the_machine_may_have_been_paused(binding, redis_client, monkeypatch):
+    """The clock of the deadlines may have stood still meanwhile, which a jump of the wall clock reveals."""
+    jumped: list[bool] = []
+
+    async def pause() -> None:
+        jumped.append(True)
+
+    monkeypatch.setattr(attempt, "has_jumped", lambda clocks: bool(jumped) or has_jumped(clocks))
+    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, pause)
 
 
 @pytest.fixture

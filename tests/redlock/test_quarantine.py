@@ -6,6 +6,7 @@ from pytest_django import Settings
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import node_key, voter_key
 from django_rlock._transport.quorum.nodes import node_set
+from django_rlock._transport.quorum.votes import Restarts
 from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
@@ -133,6 +134,15 @@ async def test_the_mark_of_the_former_release_counts_once(binding, three, lock):
     for server in three[:2]:
         with server.client() as client:
             assert not client.exists(voter_key(QUARANTINE))  # the former release does not count them either
+
+
+def test_the_quarantine_of_a_slow_clock_is_longer():
+    """A node whose clock is slow keeps leases for longer than this process counts."""
+    known = Restarts(("a",), quarantine=10.0, clock_drift=0.05)
+    known.meet(0, "the node's run id")
+    assert known.doubt(0, b"new", sent_at=100.0, now=100.0)
+    assert known.doubt(0, b"new", sent_at=110.4, now=110.4)
+    assert known.doubt(0, b"new", sent_at=110.5, now=110.5) is None
 
 
 async def test_a_mark_is_known_from_when_it_was_seen(binding, three, lock, monkeypatch):

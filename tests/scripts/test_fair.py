@@ -311,6 +311,16 @@ def test_heartbeat_of_a_waiter_in_the_queue(run, redis_client, heard):
     assert heard() == []
 
 
+def test_heartbeat_keeps_the_queue(run, redis_client):
+    """However long its waiters wait: its keys expire after six times WAITER_ALIVE_TIME without a command."""
+    acquire(run, OTHER)
+    acquire(run, ME)
+    for key in (QUEUE, ALIVE):
+        redis_client.pexpire(key, 1000)
+    heartbeat(run, ME)
+    assert min(redis_client.pttl(QUEUE), redis_client.pttl(ALIVE)) > ALIVE_FOR * 5
+
+
 def test_heartbeat_of_a_waiter_that_the_server_does_not_know(run):
     acquire(run, OTHER)
     assert heartbeat(run, ME)[0] == UNKNOWN
