@@ -106,7 +106,7 @@ def owned_table(stage: Stage, make: Callable[[K], T], stop: Callable[[T], object
     ends when the settings change."""
 
     def stop_all(table: dict[K, T]) -> None:
-        for each in list(table.values()):
+        for each in threads.snapshot(table.values()):
             stop(each)
 
     return Owned(stage, lambda: _MadeOnUse(make), stop=stop_all)

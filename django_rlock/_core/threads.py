@@ -18,7 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import filterfalse
 from operator import methodcaller
@@ -157,6 +157,18 @@ class Call:
         return value_of(self.outcome)
 
 
+def snapshot(table: Iterable[T]) -> list[T]:
+    """The present items of a table that other threads may change: of a deque, list or set, or of the keys, values or
+    items of a dict. No other code may loop over such a table.
+    """
+    while True:
+        try:
+            return list(table)
+        except RuntimeError as error:  # changed in the middle: without the GIL, or by a finalizer
+            if "during iteration" not in str(error):  # from a signal handler
+                raise
+
+
 class Alive(Generic[T]):
     """The added objects that still exist."""
 
@@ -177,7 +189,7 @@ class Alive(Generic[T]):
         return len(self._refs)
 
     def __iter__(self) -> Iterator[T]:
-        return iter([each for ref in self._refs.copy() if (each := ref()) is not None])
+        return iter([each for ref in snapshot(self._refs) if (each := ref()) is not None])
 
 
 class WeakTable(Generic[T]):
@@ -270,6 +282,7 @@ def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
 
 
 # --- the stacks of threads --------------------------------------------------------------------------------------------
+
 
 StackLine = tuple[str, int, str]
 """File, line and function."""

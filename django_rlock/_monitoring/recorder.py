@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._core.threads import snapshot
 from django_rlock._monitoring.documents import (
     KEEP,
     MAX_HOLDS,
@@ -382,7 +383,7 @@ class Recorder:
 
     def _take(self, now: float) -> bool:
         has_news = False
-        for group, counters in STATISTICS.groups.copy().items():
+        for group, counters in snapshot(STATISTICS.groups.items()):
             hour = self._hours.setdefault(group, Hour())
             has_news = hour.take(counters, now) or has_news
             if hour.is_over(now):
@@ -395,7 +396,7 @@ class Recorder:
     def _write(self, now: float) -> None:
         self._write_from = math.inf
         self._sent_at = now
-        events = STATISTICS.events.copy()
+        events = snapshot(STATISTICS.events)
         self._recents.take_events(events, now)
         aliases = {group[0] for group in self._hours} | {event.lock.using for event in events}
         for cache, using in {home for alias in aliases for home in self._homes_of(alias).items()}:
@@ -408,7 +409,7 @@ class Recorder:
                 log(logger, logging.INFO, "The history was not written; it is retried later: %s", error)
                 self._plan_to_write(now + _RETRY_PAUSE)
 
-    def _send(self, cache: str, using: str, now: float, events: deque[Event]) -> None:
+    def _send(self, cache: str, using: str, now: float, events: Sequence[Event]) -> None:
         server = self._servers.get(cache) or self._servers.setdefault(cache, commands_to(using, "reports"))
         clock = server_clock(server, HISTORIES)
         at = now + clock

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.threads import snapshot
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.connection import (
     ALIVE_WITHIN,
@@ -242,7 +243,8 @@ class TaskConnection:
         try:
             self._timers_at = -math.inf
             self._end_late(monotonic())
-            self._look_by(min((until for _, slot, until, _ in self._owed if not slot.done()), default=math.inf))
+            owed = snapshot(self._owed)
+            self._look_by(min((until for _, slot, until, _ in owed if not slot.done()), default=math.inf))
         except BaseException:
             self.break_off_interrupted()
             raise
@@ -250,7 +252,7 @@ class TaskConnection:
     def _end_late(self, now: float) -> None:
         """Give an error to each slot whose time is up."""
         late = RedisTimeoutError("Timeout reading from the server")
-        for _, slot, until, sent_at in list(self._owed):
+        for _, slot, until, sent_at in snapshot(self._owed):
             if until <= now and not slot.done():
                 if sent_at >= self.heard_at:  # no reply has arrived since
                     self.break_off(late)
@@ -271,7 +273,7 @@ class TaskConnection:
         """End the connection if its loop does not run and waits for no reply. Any thread may call this."""
         # The loop may start meanwhile. Then its tasks find that the connection has ended, and open another one.
         now = monotonic()
-        if not self.loop.is_running() and all(slot.done() or until < now for _, slot, until, _ in self._owed.copy()):
+        if not self.loop.is_running() and all(slot.done() or until < now for _, slot, until, _ in snapshot(self._owed)):
             self.is_open = False
             with contextlib.suppress(OSError):  # it is broken or closed already
                 # Not closed: a loop that runs again sees the end, and closes it. TLS's own shutdown() changes what the

@@ -105,7 +105,7 @@ class LoopConnections:
 
     def give_back(self) -> None:
         """Return the connections to their servers, for the next loop or for threads."""
-        for server, shared in self.shared.copy().items():
+        for server, shared in threads.snapshot(self.shared.items()):
             if shared.is_open and not shared.owes:
                 server.give_back(shared.give())
             else:

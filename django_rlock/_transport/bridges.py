@@ -26,7 +26,7 @@ from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread
+from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread, snapshot
 from django_rlock._transport.identity import Owner, running_loop
 
 # --- bridges ----------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _results_for_threads() -> set[Any]:
 def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:
     """Whether a thread waits without a limit for the result of one of the futures. False if that is not known."""
     for future in futures:
-        waiting = list(future._condition._waiters)  # noqa: SLF001 - of Python
+        waiting = snapshot(future._condition._waiters)  # noqa: SLF001 - of Python
         if not waiting:
             continue
         calls = calls_by_thread()
@@ -235,7 +235,7 @@ def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:
             and thread in waiters
             and len(waiters) == len(waiting)
             and linecache.getline(*calls[thread][0][:2]).strip() == _UNLIMITED
-            and waiting == list(future._condition._waiters)  # noqa: SLF001
+            and waiting == snapshot(future._condition._waiters)  # noqa: SLF001
         ):
             return True
     return False
@@ -350,7 +350,7 @@ def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
     ``async_to_sync()`` blocks a thread."""
     stack = _stack(sys._getframe())  # noqa: SLF001 - documented
     found = [_local(frame, "loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
-    made = [loop for loop, each in AsyncToSync.loop_thread_executors.copy().items() if _thread_of(each) == thread]
+    made = [loop for loop, each in snapshot(AsyncToSync.loop_thread_executors.items()) if _thread_of(each) == thread]
     return {loop for loop in [running_loop(), *found, *made] if loop is not None}
 
 

@@ -385,7 +385,7 @@ class ClusterFactory:
 
 
 def _disconnect(clients: dict[str, ClusterClient]) -> None:
-    for each in list(clients.values()):
+    for each in threads.snapshot(clients.values()):
         each.disconnect()
 
 

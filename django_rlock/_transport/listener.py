@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
-from django_rlock._core.threads import LoopEvent
+from django_rlock._core.threads import LoopEvent, snapshot
 from django_rlock._transport.calls import EVERYBODY
 from django_rlock._transport.cluster import Address
 
@@ -71,12 +71,12 @@ class Channel:
         self.idle_since = monotonic()
 
     def waiters(self) -> list[ListenerWaiter]:
-        return [waiter for line in list(self.lines.values()) for ref in list(line) if (waiter := ref())]
+        return [waiter for line in snapshot(self.lines.values()) for ref in snapshot(line) if (waiter := ref())]
 
     def tidy(self) -> None:
         """Remove waiters that were dropped from their queues."""
-        for line in list(self.lines.values()):
-            for ref in list(line):
+        for line in snapshot(self.lines.values()):
+            for ref in snapshot(line):
                 if ref() is None:
                     self.idle_since = monotonic()
                     with contextlib.suppress(ValueError):  # another thread was faster
@@ -186,13 +186,13 @@ class Listener:
         if channel.lines.get(token) or token in _SHARED:
             return
         line = channel.lines.pop(token, None)
-        for ref in line or ():  # waiters that joined meanwhile
+        for ref in snapshot(line or ()):  # waiters that joined meanwhile
             channel.lines.setdefault(token, deque()).append(ref)
 
     # --- waking ------------------------------------------------------------------------------------------------------
 
     def _wake_everybody(self, channel: Channel, payload: str) -> None:
-        for ref in list(channel.lines.get(EVERYBODY, ())):
+        for ref in snapshot(channel.lines.get(EVERYBODY, ())):
             if waiter := ref():
                 waiter.receive(payload)
 
@@ -222,7 +222,7 @@ class Listener:
         if channel is not None and token in channel.lines:
             return True
         since = monotonic() - _SAME_MESSAGE
-        return any(woken == token and at > since for woken, at in self._woken.copy())
+        return any(woken == token and at > since for woken, at in snapshot(self._woken))
 
     def deliver(self, name: str, payload: str) -> None:
         """Wake the waiters that a message is for. One for a single waiter is its ticket, a space and its token."""
@@ -280,7 +280,7 @@ class Listener:
 
     def wanted(self, subscriber: Subscribing) -> list[str]:
         """The channels that a subscriber should be subscribed to."""
-        return [channel.name for channel in list(self.channels.values()) if channel.subscriber is subscriber]
+        return [channel.name for channel in snapshot(self.channels.values()) if channel.subscriber is subscriber]
 
     def wants(self, subscriber: Subscribing, name: str) -> bool:
         """Whether a subscriber should be subscribed to a channel."""
@@ -296,7 +296,7 @@ class Listener:
     def idle_channels(self, subscriber: Subscribing) -> list[str]:
         """Forget the channels that have had no waiter for a while, and return their names."""
         before = monotonic() - KEEP_CHANNEL
-        mine = [channel for channel in list(self.channels.values()) if channel.subscriber is subscriber]
+        mine = [channel for channel in snapshot(self.channels.values()) if channel.subscriber is subscriber]
         for channel in mine:
             channel.tidy()
         idle = [channel for channel in mine if channel.idle_since < before and not channel.waiters()]
@@ -336,7 +336,7 @@ class Listener:
     def stop(self) -> None:
         """End the reading threads."""
         self._is_stopped = True
-        for subscriber in list(self.subscribers.values()):
+        for subscriber in snapshot(self.subscribers.values()):
             subscriber.stop()
 
 

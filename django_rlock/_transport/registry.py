@@ -278,7 +278,7 @@ def when_unclaimed(decline: Callable[[str, str], object]) -> None:
 
 def _decline(using: str, channel: str, token: str) -> None:
     # Aliases of one server hear each other's messages.
-    if not any(known.waits_for(channel, token) for known in list(_listeners.value.values())):
+    if not any(known.waits_for(channel, token) for known in threads.snapshot(_listeners.value.values())):
         for decline in _when_unclaimed:
             decline(using, token)
 

@@ -39,6 +39,7 @@ from django_rlock._core.redis_py import (
     without,
 )
 from django_rlock._core.text import redacted
+from django_rlock._core.threads import snapshot
 from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, ClusterFactory, SlotMap
 from django_rlock._transport.connection import ErrorReply
 from django_rlock._transport.pool import Server, Source
@@ -94,7 +95,7 @@ class NoPlaceError(ImproperlyConfigured):
 
 
 def _disconnect(clients: Collection[redis.Redis]) -> None:
-    for each in list(clients):
+    for each in snapshot(clients):
         each.connection_pool.disconnect()
 
 
@@ -427,7 +428,7 @@ def _leave(using: str, node: Address | None) -> None:
 
     Threads find out by themselves that the connections they use at the moment are closed.
     """
-    for (alias, address, _), each in _servers.value.copy().items():
+    for (alias, address, _), each in snapshot(_servers.value.items()):
         if (alias, address) == (using, node):
             each.close_idle()
     for notify in _when_left:
@@ -437,7 +438,7 @@ def _leave(using: str, node: Address | None) -> None:
 def servers_of(using: str) -> list[Server]:
     """The servers to which callers of an alias, or of its nodes, have connections."""
     aliases = {using, *server_aliases(using)}
-    return [each for (alias, _, _), each in _servers.value.copy().items() if alias in aliases]
+    return [each for (alias, _, _), each in snapshot(_servers.value.items()) if alias in aliases]
 
 
 def _make_server(key: _Key) -> Server:

@@ -231,8 +231,9 @@ class BackgroundWorker:
         if not self._counted or now < self._counted_until:
             return
         counted, self._counted = self._counted, deque()
+        late = threads.snapshot(counted)
         text = "The background thread of %r was late %d more times, by up to %.1f s; locks may be lost."
-        log(logger, logging.ERROR, text, self.using, len(counted), max(counted))
+        log(logger, logging.ERROR, text, self.using, len(late), max(late))
 
     def _log_failure(self, error: BaseException) -> None:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
@@ -249,7 +250,7 @@ def worker(using: str) -> BackgroundWorker:
 
 def workers() -> list[BackgroundWorker]:
     """All background threads of this process."""
-    return list(WORKERS.value.values())
+    return threads.snapshot(WORKERS.value.values())
 
 
 def _leave_all(within: float) -> None:

@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_final
+from django_rlock._core.threads import snapshot
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import EVERYBODY, PATIENCE, REMEMBERED, Argument, Driver, ScriptCall, run_flow
@@ -53,7 +54,7 @@ server."""
 
 def with_answered(counter: Named, request: str) -> str:
     """A request, followed by those of this process that the server may forget, in the form that scripts take."""
-    return " ".join((request, *_answered.pop((counter.using, counter.name), ())))
+    return " ".join((request, *snapshot(_answered.pop((counter.using, counter.name), ()))))
 
 
 def note_answered(counter: Named, call: ScriptCall) -> None:

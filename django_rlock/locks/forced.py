@@ -13,6 +13,7 @@ from typing import Any
 from django_rlock import signals
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
+from django_rlock._core.threads import snapshot
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall, run_sync
 from django_rlock._transport.identity import Owner, new_request
@@ -247,7 +248,7 @@ class ForcedReleaseWatcher:
     def how_freed(self, hold: Hold) -> str | None:
         """How a hold was freed by force, if a message said so; the last message counts, because earlier ones may be
         late."""
-        parsed = (Forced.parse(message) for at, message in [*self._messages][::-1] if at >= hold.since)
+        parsed = (Forced.parse(message) for at, message in snapshot(self._messages)[::-1] if at >= hold.since)
         fields = "", hold.hash_field
         return next((each.how for each in parsed if each.key == hold.lock.key and each.field in fields), None) or None
 

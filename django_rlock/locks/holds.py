@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
+from django_rlock._core.threads import snapshot
 from django_rlock._transport.identity import Owner, Use
 from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.records import Hold, Key, Spot, Wait, Work, key_of, spot_of
@@ -200,8 +201,7 @@ class Holds:
         return self.table.get(hold.key) is hold
 
     def snapshot(self) -> list[Hold]:
-        # A list of the values is one call into C; a loop over them is not.
-        return list(self.table.values())
+        return snapshot(self.table.values())
 
     def locks(self) -> list[Any]:
         """The locks that are held and not known to be lost, each once for each owner here."""
@@ -209,20 +209,20 @@ class Holds:
 
     def has(self, name: str, owner_id: str) -> bool:
         """Whether a lock of this name is held under an owner id, at any alias."""
-        near = self._near[hash(name) & NEAR].copy()
+        near = snapshot(self._near[hash(name) & NEAR])
         return any([hold.owner_id == owner_id and hold.lock.name == name and hold in self for hold in near])  # noqa: C419
 
     def of(self, owner: Owner) -> list[Hold]:
         """The holds of one thread or task."""
-        return [hold for hold in owner.holds.copy() if hold in self and hold.owner is owner] if owner.holds else []
+        return [hold for hold in snapshot(owner.holds) if hold in self and hold.owner is owner] if owner.holds else []
 
     def under(self, about: Work) -> list[Hold]:
         """The holds that were taken under a context."""
-        return [hold for hold in about.holds.copy() if hold in self] if about.holds else []
+        return [hold for hold in snapshot(about.holds) if hold in self] if about.holds else []
 
     def named(self, spot: Spot) -> list[Hold]:
         """All holds of one lock."""
-        near = self._near[hash(spot[1]) & NEAR].copy()
+        near = snapshot(self._near[hash(spot[1]) & NEAR])
         return [hold for hold in near if hold.key[0] == spot and hold in self]
 
     def of_lock(self, lock: AbstractLock, owner: Owner) -> list[Hold]:
@@ -287,7 +287,7 @@ class Waits:
 
     def snapshot(self) -> list[Wait]:
         """The waits that are not over; waits that were interrupted before they could leave are dropped."""
-        return [wait for wait in list(self._table.values()) if not self._forgets(wait)]
+        return [wait for wait in snapshot(self._table.values()) if not self._forgets(wait)]
 
     def has(self, key: Key) -> bool:
         """Whether a wait with this key is not over."""

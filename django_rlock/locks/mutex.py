@@ -109,8 +109,7 @@ class QueuedCall:
         return True
 
     def _is_first(self) -> bool:
-        # A copy is made by one call into C; other calls may join and leave the queue at any time.
-        for each in list(self._queue):
+        for each in threads.snapshot(self._queue):
             other = each()
             if other is self:
                 break

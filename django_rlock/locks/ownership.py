@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import disarm, guard
+from django_rlock._core.threads import snapshot
 from django_rlock._redis.scripts import ENDLESS
 from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
@@ -151,7 +152,7 @@ async def run_extension(
 
 
 def _forget_settled(now: float) -> None:
-    for place, until in UNSETTLED.copy().items():
+    for place, until in snapshot(UNSETTLED.items()):
         if until < now:
             UNSETTLED.pop(place, None)
 

@@ -200,10 +200,10 @@ class NodeSet:
     def _untold(self, node: int) -> list[tuple[int, QuorumCall]]:
         """The calls that a node has not received yet."""
         now = monotonic()
-        for key, until in self.untold.copy().items():
+        for key, until in threads.snapshot(self.untold.items()):
             if until <= now:
                 self.untold.pop(key, None)
-        return [key for key in list(self.untold) if key[0] == node]
+        return [key for key in threads.snapshot(self.untold) if key[0] == node]
 
     def _visit(self, node: int) -> None:
         """Check whether a node is up, and send it the calls that it has missed."""

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.errors import ends_connection
+from django_rlock._core.threads import snapshot
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.calls import Argument, ScriptCall, Template
 from django_rlock.exceptions import QuorumNotReachedError
@@ -88,7 +89,7 @@ class Restarts:
         return run_id if self.quarantine and mark != run_id.encode() else None
 
     def _refuse_twins(self, node: int, run_id: str) -> None:
-        for other, seen in self._seen.copy().items():
+        for other, seen in snapshot(self._seen.items()):
             if other != node and seen.run_id == run_id:
                 raise ImproperlyConfigured(
                     f"{self._names[other]!r} and {self._names[node]!r} in NODES are one and the same server, which "
