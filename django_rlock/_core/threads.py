@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import filterfalse
 from operator import methodcaller
+from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -284,6 +285,13 @@ def gather(functions: Sequence[Callable[[], T]]) -> list[T | BaseException]:
 # --- the stacks of threads --------------------------------------------------------------------------------------------
 
 
+def stack_at(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those around it, from the innermost to the outermost."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 StackLine = tuple[str, int, str]
 """File, line and function."""
 MOST_DUMPED = 100
@@ -291,6 +299,11 @@ MOST_DUMPED = 100
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """Of faulthandler."""
+
+
+def calls_in(frames: Iterable[FrameType]) -> list[StackLine]:
+    """Where the code of some frames is."""
+    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
 
 
 def calls_by_thread() -> dict[int, list[StackLine]]:

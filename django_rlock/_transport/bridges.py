@@ -26,7 +26,7 @@ from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread, snapshot
+from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread, calls_in, snapshot, stack_at
 from django_rlock._transport.identity import Owner, running_loop
 
 # --- bridges ----------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def is_blocked_on_caller(owner: Owner, is_patient: bool) -> bool:
 def whereabouts(owner: Owner) -> str:
     """An owner, and the line at which it is now: for errors."""
     task = _task_of(owner)
-    what, calls = ("thread", calls_of(owner.thread)) if task is None else ("task", _calls_in(_coroutine_frames(task)))
+    what, calls = ("thread", calls_of(owner.thread)) if task is None else ("task", calls_in(_coroutine_frames(task)))
     for file, line, _ in calls if task is None else calls[::-1]:
         if not file.startswith(_PLUMBING):
             return f"{what} {owner.caller_name!r}, now at {file}:{line}"
@@ -117,13 +117,13 @@ def stack_of(owner: Owner) -> list[str]:
     else:
         # A greenlet's owner refers to it weakly, to know when it ends.
         greenlet = next(iter(getattr(owner.is_alive, "args", ())), lambda: None)()
-        calls = _calls_in(_stack(getattr(greenlet, "gr_frame", None)))[::-1]
+        calls = calls_in(stack_at(getattr(greenlet, "gr_frame", None)))[::-1]
     return [f'File "{file}", line {line}, in {function}' for file, line, function in calls]
 
 
 def _calls_of_task(task: Task) -> list[StackLine]:
     """The frames of a task's coroutines, the innermost last, with the frames inside them if a thread runs them now."""
-    calls = _calls_in(_coroutine_frames(task))
+    calls = calls_in(_coroutine_frames(task))
     if calls and getattr(task.get_coro(), "cr_running", False):
         running = calls_of(getattr(task.get_loop(), "_thread_id", None) or 0)[::-1]
         functions = [(file, function) for file, _, function in running]
@@ -131,10 +131,6 @@ def _calls_of_task(task: Task) -> list[StackLine]:
         if outermost in functions:
             return running[functions.index(outermost) :]
     return calls
-
-
-def _calls_in(frames: Iterable[FrameType]) -> list[StackLine]:
-    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
 
 
 def calls_of(thread: int) -> list[StackLine]:
@@ -204,7 +200,7 @@ def _deadline(scope: Any) -> float:
 
 def _jobs() -> set[Any]:
     """The futures of the jobs that the running thread executes."""
-    frames = [each for each in _stack(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
+    frames = [each for each in stack_at(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
     return {getattr(_local(each, "self"), "future", None) or _local(each, "future") for each in frames} - {None}
 
 
@@ -321,7 +317,7 @@ def _cells(functions: Iterable[Any]) -> list[Any]:
 def _coroutine_frames(task: Task) -> Iterator[FrameType]:
     """The frames of a suspended task, from the outermost to the innermost; for the running task, its stack."""
     if running_loop() is not None and task is asyncio.current_task():
-        yield from _stack(sys._getframe())  # noqa: SLF001 - documented
+        yield from stack_at(sys._getframe())  # noqa: SLF001 - documented
         return
     for coro in _coroutines(task):
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
@@ -338,17 +334,10 @@ def _coroutines(task: Task) -> Iterator[Any]:
         coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """From the innermost to the outermost."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
     """The running loop, those for whose tasks the running thread executes functions, and those for which
     ``async_to_sync()`` blocks a thread."""
-    stack = _stack(sys._getframe())  # noqa: SLF001 - documented
+    stack = stack_at(sys._getframe())  # noqa: SLF001 - documented
     found = [_local(frame, "loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
     made = [loop for loop, each in snapshot(AsyncToSync.loop_thread_executors.items()) if _thread_of(each) == thread]
     return {loop for loop in [running_loop(), *found, *made] if loop is not None}
