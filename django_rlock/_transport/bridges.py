@@ -57,7 +57,6 @@ _LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_
 """Callbacks by which asyncio links a future to the future that it stands for."""
 _RESULT = "_chain_future.<locals>._call_set_state"
 """The callback by which asyncio passes the result of a task to the future that stands for it."""
-
 _IN_RESULT = [
     [(str(threading.__file__), "wait"), (str(concurrent.futures._base.__file__), function)]  # noqa: SLF001
     for function in ("result", "exception")
@@ -71,7 +70,6 @@ _LOOKS, _PAUSE = 100, 0.001
 SHARED_FOR = 0.25
 """For how many seconds a look at the tasks of a loop counts for all who begin to wait."""
 
-_FUTURES = asyncio.Future, concurrent.futures.Future
 Task = asyncio.Task[Any]
 
 
@@ -165,9 +163,14 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
         each, crossed, sure = todo.pop()
         if each is current and (crossed or sure):
             return True
-        if each in seen or each.done() or _is_limited(each):
+        if each in seen or each.done():
             continue
         seen.add(each)
+        # Its code goes on after the loops inside it; no limit ends that earlier, for the task is not suspended.
+        inner = [found for awaited in _awaited_inside(each) for found in _behind(awaited)]
+        todo += [(found, True, True) for found in inner if isinstance(found, asyncio.Task)]
+        if _is_limited(each):
+            continue
         future = getattr(each, "_fut_waiter", None)
         awaited = _behind(future)
         if not jobs.isdisjoint(awaited):
@@ -246,13 +249,21 @@ def _behind(future: Any) -> list[Any]:
         found.append(each)
         if not isinstance(each, (asyncio.Task, concurrent.futures.Future)):
             links = [link for link, _ in getattr(each, "_callbacks", None) or () if _is_link(link, *_LINKS)]
-            todo += [cell for cell in _cells(links) if isinstance(cell, _FUTURES)]
+            todo += [cell for cell in _cells(links) if asyncio.isfuture(cell) or isinstance(cell, Future)]
             todo += getattr(each, "_children", ())
     return found
 
 
 def _is_link(callback: Any, *names: str) -> bool:
     return getattr(callback, "__qualname__", "") in names
+
+
+def _awaited_inside(task: Task) -> list[Any]:
+    """The futures for which loops run inside the code of a task that is on this stack, as nest_asyncio lets them."""
+    stack = list(stack_at(sys._getframe() if getattr(task.get_coro(), "cr_running", False) else None))  # noqa: SLF001
+    outermost = getattr(task.get_coro(), "cr_frame", None)
+    inner = stack[: stack.index(outermost)] if outermost in stack else []
+    return [_local(run, "f") or _local(run, "future") for run in inner if run.f_code.co_name == "run_until_complete"]
 
 
 def _group_of(task: Task) -> list[Task]:
