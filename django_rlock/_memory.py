@@ -23,7 +23,8 @@ from django.utils.module_loading import import_string
 
 from django_rlock._core import process, threads
 from django_rlock._core.clock import monotonic, wall_offset
-from django_rlock._core.process import Owned, is_parallel_test_process
+from django_rlock._core.foreign import is_parallel_test_process
+from django_rlock._core.process import Owned
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 

@@ -25,6 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
+from django_rlock._core.foreign import admins_of
 from django_rlock._core.redis_py import UNSET_TIMEOUT, databases, is_djangos
 from django_rlock._transport.servers import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock._web.calls import Options
@@ -348,7 +349,7 @@ def _hooks_of_admins() -> Iterator[str]:
     from django.contrib.admin import options, sites
 
     for site in sites.all_sites:
-        for admin in site._registry.values():  # noqa: SLF001 - Django's own checks read it, too
+        for admin in admins_of(site).values():
             for cls in (type(admin), *admin.inlines):
                 for name, hook in _locked_methods(cls):
                     # Methods that Django's classes do not have are views and actions of the project.

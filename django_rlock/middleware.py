@@ -18,8 +18,9 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_rlock._core.callbacks import log
+from django_rlock._core.foreign import running_loop
 from django_rlock._transport.calls import run_flow
-from django_rlock._transport.identity import Owner, running_loop, task_owner, thread_owner
+from django_rlock._transport.identity import Owner, task_owner, thread_owner
 from django_rlock._transport.registry import awaited_driver, blocking_driver, sync_driver
 from django_rlock._web.http import LOCK_ERRORS, answer, reported, route_of
 from django_rlock.exceptions import RLockError

@@ -17,6 +17,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI
 
+from django_rlock._core import foreign
 from django_rlock._web.calls import roll_back_open
 from django_rlock._web.decorator import OPERATIONS, with_transactions
 from django_rlock._web.http import LOCK_ERRORS, MissingValueError, answer
@@ -31,14 +32,13 @@ def register(api: NinjaAPI) -> None:
 
     Raises RuntimeError if the URLs already exist.
     """
-    if getattr(api, "_bound_routers_cache", None) is not None:
+    if foreign.has_bound_routers(api):
         raise RuntimeError("Call register(api) before the first use of api.urls.")
     for error in LOCK_ERRORS:
         api.add_exception_handler(error, _locked)
     api.add_exception_handler(MissingValueError, partial(_missing, api))
     # ninja has no public hook between its operations and Django's views.
-    made: Any = api._get_urls  # noqa: SLF001
-    vars(api)["_get_urls"] = partial(_urls, api, made)
+    foreign.replace_urls(api, partial(_urls, api))
 
 
 def _locked(request: HttpRequest, error: Any) -> HttpResponse:
@@ -55,7 +55,7 @@ def _missing(api: NinjaAPI, request: HttpRequest, error: Any) -> HttpResponse:
 
 
 def _urls(api: NinjaAPI, made: Callable[[], Any]) -> Any:
-    for router in api._get_bound_routers():  # noqa: SLF001
+    for router in foreign.bound_routers(api):
         for path_view in router.path_operations.values():
             vars(path_view)["get_view"] = partial(_view, path_view.operations, path_view.get_view)
     return made()

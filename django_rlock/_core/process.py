@@ -23,6 +23,7 @@ from django.core.signals import setting_changed
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._core.foreign import end_threads
 
 P = ParamSpec("P")
 K = TypeVar("K")
@@ -245,7 +246,7 @@ def end(**_: object) -> None:
 def _end_child() -> None:
     """At the end of a child of ``multiprocessing``, which ends its threads later than the interpreter does."""
     atexit.unregister(end)  # a spawned child runs that too
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - they may still work under locks
+    end_threads()  # they may still work under locks
     end()
 
 
@@ -257,17 +258,6 @@ def _in_child(_: object = None) -> None:
 def _on_setting(*, setting: str, **_: object) -> None:
     if setting in SETTINGS:
         forget_settings()
-
-
-def is_test() -> bool:
-    """Whether Django's test environment is set up in this process."""
-    tests = sys.modules.get("django.test.utils")
-    return tests is not None and hasattr(tests._TestState, "saved_data")  # noqa: SLF001
-
-
-def is_parallel_test_process() -> bool:
-    """Whether Django's test runner has started this process to run some of the tests."""
-    return bool(getattr(sys.modules.get("django.test.runner"), "_worker_id", 0))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import redis.cluster
 from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
-from redis._parsers import BaseParser
 from redis.connection import parse_url
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from django_rlock._core import foreign
 from django_rlock._core.text import shown
 
 # --- URLs and options -------------------------------------------------------------------------------------------------
@@ -193,7 +193,6 @@ def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
 
 # All private names of redis-py, django-redis and Django's Redis backend that the package uses.
 
-_parse_error: Any = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error  # the first until redis-py 6
 _WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
 """The form in which Redis 6.2 reports an error inside a script."""
 _command = signature(redis.ConnectionPool.get_connection).parameters.get("command_name")
@@ -203,18 +202,15 @@ _WANTS_COMMAND = _command is not None and _command.default is Parameter.empty
 def server_error(text: str) -> RedisError:
     """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
     wrapped = _WRAPPED.fullmatch(text)
-    error: RedisError = _parse_error(text if wrapped is None else wrapped[1].strip())
-    return error
+    return foreign.server_error(text if wrapped is None else wrapped[1].strip())
 
 
 def take_socket(connection: Any) -> socket.socket:
     """Take the socket from a connection that redis-py has opened and logged in; the connection no longer has it."""
-    sock, connection._sock = connection._sock, None  # noqa: SLF001
+    sock: socket.socket | None = foreign.take_socket(connection)
     if sock is None:
         raise RedisConnectionError("The connection was not set up completely.")
-    # The connection's parser would read on from the socket, or close it when it is collected.
-    connection._parser.on_disconnect()  # noqa: SLF001
-    return sock  # type: ignore[no-any-return]
+    return sock
 
 
 @contextmanager
@@ -233,7 +229,7 @@ def _noted_steps(connection: Any, note: Callable[[], object]) -> dict[str, Calla
     # counts, because the handshake is the only step of redis-py with several round trips.
     calls = {
         "connect_to": (note, _ignore),  # a sentinel has replied
-        "_wrap_socket_with_ssl": (note, note),
+        foreign.TLS_STEP: (note, note),
         "read_response": (_ignore, note),
     }
     return {
@@ -274,14 +270,3 @@ def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, A
             super().__init__(**prepare(options))
 
     return Prepared
-
-
-def primary_url(cache: Any) -> str:
-    """The URL of a django-redis cache's primary."""
-    url: str = cache.client._server[0]  # noqa: SLF001
-    return url
-
-
-def own_client(cache: Any) -> Any:
-    """The client through which a cache of Django's own backend sends its commands."""
-    return cache._cache  # noqa: SLF001

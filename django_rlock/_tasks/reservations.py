@@ -36,6 +36,7 @@ from kombu.utils.url import url_to_parts
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._core.foreign import message_options
 from django_rlock._redis import keys, scripts
 from django_rlock._tasks.deliveries import COPY, TOKEN, run_call
 from django_rlock._tasks.holders import TaskHolder, seems_dead
@@ -371,7 +372,7 @@ def _queue_of(
     """The name of the queue of a message, for operators who list reservations; "" if unknown."""
     app: Any = task.app
     try:
-        routed = app.amqp.router.route({**task._get_exec_options(), **options}, task.name, *args)  # type: ignore[attr-defined] # noqa: SLF001
+        routed = app.amqp.router.route({**message_options(task), **options}, task.name, *args)
     except Exception:  # noqa: BLE001 - the project's router failed; Celery will raise the same error
         return ""
     queue = routed.get("queue") or routed.get("routing_key") or ""

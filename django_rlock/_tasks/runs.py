@@ -18,8 +18,8 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.states import RETRY, STARTED
 
 from django_rlock._core.callbacks import log
+from django_rlock._core.foreign import is_test
 from django_rlock._core.interruptions import run_when_dropped
-from django_rlock._core.process import is_test
 from django_rlock._core.text import reason_of
 from django_rlock._tasks.children import erase, note_of, write
 from django_rlock._tasks.deliveries import SENT_AGAIN, Delivery, Standing

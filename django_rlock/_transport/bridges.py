@@ -25,9 +25,11 @@ import asgiref.sync
 from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import AsyncToSync
 
+from django_rlock._core import foreign
 from django_rlock._core.clock import monotonic
+from django_rlock._core.foreign import running_loop
 from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread, calls_in, snapshot, stack_at
-from django_rlock._transport.identity import Owner, running_loop
+from django_rlock._transport.identity import Owner
 
 # --- bridges ----------------------------------------------------------------------------------------------------------
 
@@ -49,21 +51,10 @@ _PLUMBING = (
 )
 """The beginnings of the files whose lines are not shown: those of Python's and asgiref's bridges, and our own."""
 
-_ASGIREF = {"asgiref.sync"}
-_SCOPES = {"anyio._backends._asyncio", "async_timeout"}
-"""Modules with objects whose blocks are cancelled at a ``deadline``, besides asyncio's own."""
-_POOLS = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
-_LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
-"""Callbacks by which asyncio links a future to the future that it stands for."""
-_RESULT = "_chain_future.<locals>._call_set_state"
-"""The callback by which asyncio passes the result of a task to the future that stands for it."""
 _IN_RESULT = [
-    [(str(threading.__file__), "wait"), (str(concurrent.futures._base.__file__), function)]  # noqa: SLF001
-    for function in ("result", "exception")
+    [(str(threading.__file__), "wait"), (foreign.RESULTS_FILE, function)] for function in ("result", "exception")
 ]
 """The files and functions of the innermost calls of a thread that waits for a future."""
-_UNLIMITED = "waiter.acquire()"
-"""The line of threading at which a thread waits without a limit."""
 _LOOKS, _PAUSE = 100, 0.001
 """How often, and with which pauses in seconds, a thread checks whether a task is suspended."""
 
@@ -123,7 +114,7 @@ def _calls_of_task(task: Task) -> list[StackLine]:
     """The frames of a task's coroutines, the innermost last, with the frames inside them if a thread runs them now."""
     calls = calls_in(_coroutine_frames(task))
     if calls and getattr(task.get_coro(), "cr_running", False):
-        running = calls_of(getattr(task.get_loop(), "_thread_id", None) or 0)[::-1]
+        running = calls_of(foreign.loop_thread(task.get_loop()))[::-1]
         functions = [(file, function) for file, _, function in running]
         outermost = calls[0][0], calls[0][2]
         if outermost in functions:
@@ -171,12 +162,12 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
         todo += [(found, True, True) for found in inner if isinstance(found, asyncio.Task)]
         if _is_limited(each):
             continue
-        future = getattr(each, "_fut_waiter", None)
+        future = foreign.awaited_by(each)
         awaited = _behind(future)
         if not jobs.isdisjoint(awaited):
             return True
         # gather() ends with the first error, whatever else still runs.
-        sure = sure and sum(not child.done() for child in getattr(future, "_children", ())) < 2
+        sure = sure and sum(not child.done() for child in foreign.gathered_by(future)) < 2
         todo += [(found, crossed, sure) for found in (*awaited, *_group_of(each)) if isinstance(found, asyncio.Task)]
         todo += [(found, True, True) for found in _run_for(each)]
     return False
@@ -186,7 +177,7 @@ def _is_limited(task: Task) -> bool:
     """Whether a suspended task goes on at a time limit, whatever it awaits: as ``asyncio.timeout()`` sets it."""
     # A coroutine refers to the objects whose blocks it is in.
     scopes = [getattr(each, "__self__", each) for coro in _coroutines(task) for each in gc.get_referents(coro)]
-    generators = [each.gen for each in scopes if isinstance(each, contextlib._GeneratorContextManager)]  # noqa: SLF001
+    generators = [each.gen for each in scopes if isinstance(each, foreign.GeneratorContext)]
     scopes += [each for generator in generators for each in gc.get_referents(generator)]
     return min(map(_deadline, scopes), default=math.inf) < math.inf
 
@@ -196,15 +187,14 @@ def _deadline(scope: Any) -> float:
     deadline: float | None = None
     if isinstance(scope, asyncio.Timeout):
         deadline = None if scope.expired() else scope.when()
-    elif type(scope).__module__ in _SCOPES:
+    elif type(scope).__module__ in foreign.SCOPES:
         deadline = getattr(scope, "deadline", None)
     return math.inf if deadline is None else deadline
 
 
 def _jobs() -> set[Any]:
     """The futures of the jobs that the running thread executes."""
-    frames = [each for each in stack_at(sys._getframe()) if _is(each, _POOLS, "run")]  # noqa: SLF001 - documented
-    return {getattr(_local(each, "self"), "future", None) or _local(each, "future") for each in frames} - {None}
+    return {foreign.job_of(frame) for frame in stack_at(sys._getframe())} - {None}  # noqa: SLF001 - documented
 
 
 def may_be_awaited_later(holders: Iterable[Owner]) -> bool:
@@ -217,14 +207,14 @@ def may_be_awaited_later(holders: Iterable[Owner]) -> bool:
 def _results_for_threads() -> set[Any]:
     """The futures by which other threads get the result of the running task."""
     task = asyncio.current_task() if running_loop() is not None else None
-    links = [each for each, _ in getattr(task, "_callbacks", None) or () if _is_link(each, _RESULT)]
-    return {cell for cell in _cells(links) if isinstance(cell, concurrent.futures.Future)}
+    linked = foreign.linked_to(task, foreign.RESULT_LINK)
+    return {each for each in linked if isinstance(each, concurrent.futures.Future)}
 
 
 def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:
     """Whether a thread waits without a limit for the result of one of the futures. False if that is not known."""
     for future in futures:
-        waiting = snapshot(future._condition._waiters)  # noqa: SLF001 - of Python
+        waiting = snapshot(foreign.waiters_for(future))
         if not waiting:
             continue
         calls = calls_by_thread()
@@ -233,8 +223,8 @@ def _waits_for_result(thread: int, futures: Iterable[Any]) -> bool:
             len(calls) < MOST_DUMPED
             and thread in waiters
             and len(waiters) == len(waiting)
-            and linecache.getline(*calls[thread][0][:2]).strip() == _UNLIMITED
-            and waiting == snapshot(future._condition._waiters)  # noqa: SLF001
+            and linecache.getline(*calls[thread][0][:2]).strip() == foreign.UNLIMITED_WAIT
+            and waiting == snapshot(foreign.waiters_for(future))
         ):
             return True
     return False
@@ -248,14 +238,10 @@ def _behind(future: Any) -> list[Any]:
         each = todo.pop()
         found.append(each)
         if not isinstance(each, (asyncio.Task, concurrent.futures.Future)):
-            links = [link for link, _ in getattr(each, "_callbacks", None) or () if _is_link(link, *_LINKS)]
-            todo += [cell for cell in _cells(links) if asyncio.isfuture(cell) or isinstance(cell, Future)]
-            todo += getattr(each, "_children", ())
+            linked = foreign.linked_to(each, *foreign.LINKS)
+            todo += [other for other in linked if asyncio.isfuture(other) or isinstance(other, Future)]
+            todo += foreign.gathered_by(each)
     return found
-
-
-def _is_link(callback: Any, *names: str) -> bool:
-    return getattr(callback, "__qualname__", "") in names
 
 
 def _awaited_inside(task: Task) -> list[Any]:
@@ -263,19 +249,17 @@ def _awaited_inside(task: Task) -> list[Any]:
     stack = list(stack_at(sys._getframe() if getattr(task.get_coro(), "cr_running", False) else None))  # noqa: SLF001
     outermost = getattr(task.get_coro(), "cr_frame", None)
     inner = stack[: stack.index(outermost)] if outermost in stack else []
-    return [_local(run, "f") or _local(run, "future") for run in inner if run.f_code.co_name == "run_until_complete"]
+    return [found for run in inner if (found := foreign.run_until_complete(run)) is not None]
 
 
 def _group_of(task: Task) -> list[Task]:
     """The tasks for which a task waits at the end of a TaskGroup."""
-    ends = [each for each in _coroutine_frames(task) if _is(each, {"asyncio.taskgroups"}, "__aexit__", "_aexit")]
-    return [each for end in ends for each in _local(end, "self")._tasks]  # noqa: SLF001 - of Python
+    return [each for frame in _coroutine_frames(task) for each in foreign.group_ended_in(frame)]
 
 
 def _run_for(task: Task) -> list[Task]:
     """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
-    frames = [frame for frame in _coroutine_frames(task) if _is(frame, _ASGIREF, "__call__")]
-    return [each for frame in frames for each in _local(frame, "task_context") or ()]
+    return [each for frame in _coroutine_frames(task) for each in foreign.tasks_run_in(frame)]
 
 
 class _Look(NamedTuple):
@@ -309,20 +293,12 @@ def _look_at(loop: asyncio.AbstractEventLoop) -> _Look:
 def _blocked_thread(task: Task) -> int | None:
     """The thread that ``async_to_sync()`` blocks until a task has ended."""
     for frame in _coroutine_frames(task):
-        if _is(frame, _ASGIREF, "main_wrap"):
-            ends = _local(frame, "call_result")._done_callbacks  # noqa: SLF001 - of Python; none where it has made a loop
-            executors = [*_cells(ends), AsyncToSync.loop_thread_executors.get(task.get_loop())]
-            return next((_thread_of(each) for each in executors if isinstance(each, CurrentThreadExecutor)), None)
+        called = foreign.called_at_end(frame)
+        if called is not None:
+            executors = [*called, AsyncToSync.loop_thread_executors.get(task.get_loop())]
+            blocked = [foreign.executor_thread(each) for each in executors if isinstance(each, CurrentThreadExecutor)]
+            return next(iter(blocked), None)
     return None
-
-
-def _thread_of(executor: CurrentThreadExecutor) -> int | None:
-    return executor._work_thread.ident  # noqa: SLF001 - asgiref keeps it private
-
-
-def _cells(functions: Iterable[Any]) -> list[Any]:
-    """The values of closures."""
-    return [cell.cell_contents for each in functions for cell in getattr(each, "__closure__", None) or ()]
 
 
 def _coroutine_frames(task: Task) -> Iterator[FrameType]:
@@ -348,47 +324,16 @@ def _coroutines(task: Task) -> Iterator[Any]:
 def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
     """The running loop, those for whose tasks the running thread executes functions, and those for which
     ``async_to_sync()`` blocks a thread."""
-    stack = stack_at(sys._getframe())  # noqa: SLF001 - documented
-    found = [_local(frame, "loop") for frame in stack if _is(frame, _ASGIREF, "thread_handler")]
-    made = [loop for loop, each in snapshot(AsyncToSync.loop_thread_executors.items()) if _thread_of(each) == thread]
+    found = [foreign.loop_handling(frame) for frame in stack_at(sys._getframe())]  # noqa: SLF001 - documented
+    executors = snapshot(AsyncToSync.loop_thread_executors.items())
+    made = [loop for loop, each in executors if foreign.executor_thread(each) == thread]
     return {loop for loop in [running_loop(), *found, *made] if loop is not None}
-
-
-def _local(frame: FrameType, name: str) -> Any:
-    """A local variable of a function of asyncio, asgiref, anyio or a pool.
-
-    Up to Python 3.12 ``f_locals`` keeps the values of all local variables until the frame ends, which in the loop of a
-    pool's thread is the thread's end. So it is emptied, unless a debugger is about to write it back.
-    """
-    its = frame.f_locals
-    value = its.get(name)
-    if type(its) is dict and frame.f_trace is None:
-        its.clear()
-    return value
-
-
-def _is(frame: FrameType, modules: set[str], *functions: str) -> bool:
-    return frame.f_code.co_name in functions and frame.f_globals.get("__name__") in modules
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 # Jobs of thread pools. A thread runs many jobs, so a lock that a job took must not stay with the thread.
 
-_RUNNERS = {
-    "anyio._backends._asyncio",
-    "asgiref.sync",
-    "concurrent.futures.thread",
-    "asgiref.current_thread_executor",
-    "multiprocessing.pool",
-}
-"""Modules with the functions that call a job's own one."""
-_LOOPS = {
-    "anyio._backends._asyncio": "run",
-    "concurrent.futures.thread": "_worker",
-    "multiprocessing.pool": "worker",
-}
-"""The functions of these modules that a pool's thread runs as long as it lives."""
 _METHODS = f"{__package__}.calls", f"{__package__.partition('.')[0]}.locks."
 """The beginnings of the names of modules between a call of a lock's method and this one."""
 _WRAPPERS = "ddtrace.", "opentelemetry.", "sentry_sdk."
@@ -448,7 +393,7 @@ def running_job(owner: Owner) -> Job | None:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented
     while frame is not None and _only_passes_on(frame):
         frame = frame.f_back
-    if frame is not None and frame.f_globals.get("__name__") in _RUNNERS:
+    if frame is not None and frame.f_globals.get("__name__") in foreign.RUNNERS:
         raise RuntimeError(
             "A lock was to be taken by a job of a thread pool that does nothing else, as sync_to_async(lock.acquire), "
             "to_thread(lambda: lock.acquire()) and submit(lock.acquire) are: the pool's thread would own the lock, and "
@@ -468,7 +413,7 @@ def running_job(owner: Owner) -> Job | None:
 def _only_passes_on(frame: FrameType) -> bool:
     """Whether a frame of a lock's method or of the project does nothing more than to return what it has called."""
     name = str(frame.f_globals.get("__name__"))
-    return name.startswith((*_METHODS, *_WRAPPERS)) or (name not in _RUNNERS and _returns_next(frame))
+    return name.startswith((*_METHODS, *_WRAPPERS)) or (name not in foreign.RUNNERS and _returns_next(frame))
 
 
 def _returns_next(frame: FrameType) -> bool:
@@ -483,11 +428,11 @@ def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType 
     is_sensitive = False
     while frame is not None:
         name, function = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if name in _RUNNERS and function == _LOOPS.get(name):
+        if name in foreign.RUNNERS and function == foreign.POOL_LOOPS.get(name):
             yield _progress(frame), is_sensitive, frame
-        elif name in _RUNNERS:
-            runner = _local(frame, "self")
-            is_sensitive = is_sensitive or getattr(runner, "_thread_sensitive", False)
+        elif name in foreign.RUNNERS:
+            runner = foreign.local(frame, "self")
+            is_sensitive = is_sensitive or foreign.is_thread_sensitive(runner)
             future = getattr(runner, "future", None)
             if isinstance(future, Future):
                 yield future, is_sensitive, None
@@ -497,4 +442,4 @@ def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType 
 def _progress(loop: FrameType) -> object:
     """A value that differs between the jobs of a pool's thread, its initialization and the time without a job: the
     position in the loop, and the number of jobs or anyio's future."""
-    return loop.f_lasti, _local(loop, "completed"), _local(loop, "future")
+    return loop.f_lasti, foreign.local(loop, "completed"), foreign.local(loop, "future")

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from asgiref.sync import SyncToAsync
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
+from django_rlock._core.foreign import POOL_LOOPS, running_loop
 from django_rlock._core.process import note_restored, on_fork, on_restore
 from django_rlock._core.threads import WeakTable
 
@@ -171,10 +172,6 @@ def _notice_restore() -> None:
         note_restored()
 
 
-running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
-"""Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
-
-
 def may_block_loops() -> bool:
     """Whether blocking methods may be called inside an event loop: as with Django's ORM, if the environment says so."""
     return bool(os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"))
@@ -194,8 +191,6 @@ def in_trio() -> bool:
         return False
 
 
-_POOLS = {"anyio._backends._asyncio", "concurrent.futures.thread", "multiprocessing.pool"}
-"""Modules whose threads run one job after another."""
 _process = _Process()
 _loaded = sys.modules.get
 _calls_for_owners: set[CodeType] = set()
@@ -236,7 +231,7 @@ def thread_owner() -> Owner:
 def _is_pools(frame: FrameType | None) -> bool:
     """Whether the running thread, with this frame, is one of a thread pool."""
     while frame is not None:
-        if frame.f_globals.get("__name__") in _POOLS:
+        if frame.f_globals.get("__name__") in POOL_LOOPS:
             return True
         frame = frame.f_back
     return False

@@ -15,13 +15,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
 from django_rlock._core import process, threads
+from django_rlock._core.foreign import running_loop
 from django_rlock._core.process import owned_table, remembered
 from django_rlock._core.redis_py import slot_of
 from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, Driver, pack_command, run_sync
 from django_rlock._transport.cluster import Address, Cluster, SlotMap
 from django_rlock._transport.connection import Connection
-from django_rlock._transport.identity import must_not_block, running_loop
+from django_rlock._transport.identity import must_not_block
 from django_rlock._transport.listener import BoundListener, Listener, MakeWaiter, TaskWaiter, ThreadWaiter
 from django_rlock._transport.one_server import (
     Binding,

@@ -26,14 +26,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from django_rlock._core.process import Owned, is_test, owned_table, remembered
+from django_rlock._core.foreign import is_test, own_client, primary_url
+from django_rlock._core.process import Owned, owned_table, remembered
 from django_rlock._core.redis_py import (
     OF_ONE_POOL,
     UNSET_TIMEOUT,
     database_named,
     limits,
-    own_client,
-    primary_url,
     refuse_unusable,
     server_error,
     without,

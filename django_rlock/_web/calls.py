@@ -18,6 +18,7 @@ from django.db.models import Model
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
+from django_rlock._core.foreign import LEFT_OUT
 from django_rlock._transport.identity import thread_owner
 from django_rlock._web.http import (
     LOCK_ERRORS,
@@ -55,8 +56,6 @@ logger = logging.getLogger("django_rlock.web")
 
 Atomic = bool | Literal["auto"]
 
-_MARK = "_non_atomic_requests"  # Django's own, see transaction.non_atomic_requests
-
 _ATOMIC_REQUESTS = itemgetter("ATOMIC_REQUESTS")
 
 _FIXES = {
@@ -84,14 +83,14 @@ class OpenedInside(set[str]):
 def opens_inside(func: object) -> bool:
     """Whether a decorator below opens the transactions: the innermost decorator does, because all locks are held by
     then."""
-    return isinstance(getattr(func, _MARK, None), OpenedInside)
+    return isinstance(getattr(func, LEFT_OUT, None), OpenedInside)
 
 
 def mark(wrapper: Callable[..., Any]) -> OpenedInside:
     """Make Django leave a view's transactions to the decorator. A later non_atomic_requests adds its aliases to the
     returned set."""
-    left_out = OpenedInside(getattr(wrapper, _MARK, ()))
-    setattr(wrapper, _MARK, left_out)
+    left_out = OpenedInside(getattr(wrapper, LEFT_OUT, ()))
+    setattr(wrapper, LEFT_OUT, left_out)
     return left_out
 
 
@@ -102,7 +101,7 @@ def refuse_atomic_requests(dispatch: Callable[..., Any], request: Any) -> None:
     raise.
     """
     match = getattr(request, "resolver_match", None)
-    left_out = {*getattr(dispatch, _MARK, ()), *getattr(match and match.func, _MARK, ())}
+    left_out = {*getattr(dispatch, LEFT_OUT, ()), *getattr(match and match.func, LEFT_OUT, ())}
     if databases("auto", True, left_out):
         raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
 

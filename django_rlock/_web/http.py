@@ -30,8 +30,9 @@ from django.utils.functional import LazyObject, empty
 from django.utils.translation import gettext as _
 from django.views import View
 
+from django_rlock._core import foreign
 from django_rlock._core.callbacks import log
-from django_rlock._core.process import is_test
+from django_rlock._core.foreign import is_test
 from django_rlock._core.text import printable
 from django_rlock._transport.identity import current_owner
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, RLockError, StaleTokenError
@@ -52,7 +53,7 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     for candidate in (*args[:2], kwargs["request"]) if "request" in kwargs else args[:2]:
         # Access to the attribute itself could evaluate a lazy object.
         if isinstance(candidate, HttpRequest) or (
-            "_request" in getattr(candidate, "__dict__", ()) and isinstance(candidate.__dict__["_request"], HttpRequest)
+            isinstance(getattr(candidate, "__dict__", {}).get(foreign.WRAPPED_REQUEST), HttpRequest)
         ):
             return candidate
     return None
@@ -60,7 +61,7 @@ def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def plain_request(request: Any) -> HttpRequest:
     """Django's request, without the wrapper of Django REST framework."""
-    return request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
+    return request if isinstance(request, HttpRequest) else foreign.wrapped_request(request)
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ def running_calls(request: Any) -> list[Callable[..., Any]]:
     """The functions whose decorated calls run for a request, the outermost first."""
     if request is None:
         return []
-    plain = request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
+    plain = request if isinstance(request, HttpRequest) else foreign.wrapped_request(request)
     return vars(plain).setdefault("rlock_calls", [])  # type: ignore[no-any-return]
 
 
@@ -167,7 +168,7 @@ def reported(request: Any) -> AbstractContextManager[Work]:
 
     The user is named only if it has been loaded already, because a report is not worth a query.
     """
-    request = request if isinstance(request, HttpRequest) else request._request  # noqa: SLF001
+    request = request if isinstance(request, HttpRequest) else foreign.wrapped_request(request)
     outer = context.get()
     # The middleware has named the request, perhaps before the user was loaded.
     if outer is not None and "route" in outer:
@@ -188,9 +189,9 @@ def _user(request: HttpRequest) -> dict[str, str]:
     known = vars(request)
     user = known.get("user")
     if isinstance(user, LazyObject):
-        user = user._wrapped  # noqa: SLF001 - Django has no public way
+        user = foreign.unwrapped(user)
         if user is empty:
-            user = known.get("_acached_user")
+            user = known.get(foreign.AREAD_USER)
     pk = getattr(user, "pk", None)
     return {} if pk is None else {"user": str(pk)}
 
@@ -241,8 +242,7 @@ def _hand_over(response: HttpResponseBase) -> Callable[[GiveBack], object] | Non
     """A function that registers a callback for the response's completion; None if the response is complete."""
     if response.streaming:
         # Django closes these in close(), before it signals that the request has ended.
-        closers: list[GiveBack] = response._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001
-        return closers.append
+        return foreign.resource_closers(response).append
     if getattr(response, "is_rendered", True) or not callable(getattr(response, "render", None)):
         return None
     if hasattr(response, "data"):

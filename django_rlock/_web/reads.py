@@ -22,6 +22,7 @@ from django.db.models.base import ModelState
 from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
+from django_rlock._core import foreign
 from django_rlock._core.text import printable
 from django_rlock._transport.identity import current_owner
 from django_rlock._web.keytemplates import definition
@@ -41,17 +42,17 @@ class UnreadUser:
 
     @property
     def is_read(self) -> bool:
-        return self._user._wrapped is not empty  # noqa: SLF001 - Django has no public way
+        return foreign.unwrapped(self._user) is not empty
 
     def forget(self) -> None:
         """Let the next access read the user again."""
-        self._user._wrapped = empty  # noqa: SLF001
-        vars(self._request).pop("_cached_user", None)
+        foreign.wrap_again(self._user, empty)
+        vars(self._request).pop(foreign.READ_USER, None)
 
     def read_again(self) -> None:
         """Read the user at once: a coroutine's access cannot query the database."""
         self.forget()
-        self._user._setup()  # noqa: SLF001
+        foreign.unwrap(self._user)
 
 
 def unread_user(request: HttpRequest | None, read: list[Any]) -> UnreadUser | None:
@@ -59,9 +60,9 @@ def unread_user(request: HttpRequest | None, read: list[Any]) -> UnreadUser | No
     if request is None:
         return None
     known = vars(request)
-    read.append(known.get("_acached_user"))
+    read.append(known.get(foreign.AREAD_USER))
     user: Any = known.get("user")
-    is_unread = isinstance(user, LazyObject) and user._wrapped is empty and "_cached_user" not in known  # noqa: SLF001
+    is_unread = isinstance(user, LazyObject) and foreign.unwrapped(user) is empty and foreign.READ_USER not in known
     return UnreadUser(request, user) if is_unread else None
 
 
@@ -97,14 +98,14 @@ def read_unprotected(read: Iterable[Any]) -> list[Model]:
 
 def _unwrapped(value: Any) -> Any:
     while isinstance(value, LazyObject):
-        value = value._wrapped  # noqa: SLF001
+        value = foreign.unwrapped(value)
     return value
 
 
 @contextmanager
 def watched(instances: Iterable[Model], reader: Callable[..., Any]) -> Iterator[None]:
     """Log the saves of instances that were read for ``reader``, inside the block."""
-    states = [each._state for each in instances]  # noqa: SLF001
+    states = list(map(foreign.state_of, instances))
     marked = [state for state in states if type(state) is ModelState and not state.adding]
     for state in marked:
         state.__class__ = _ReadBefore
@@ -132,7 +133,7 @@ _ENDS = PACKAGE, f"{Path(asgiref.__file__).parent}{os.sep}"
 
 def warn_of_old_values(instance: Model, update_fields: Iterable[str] | None = None, **_: Any) -> None:
     """Log that an instance is saved with values that were read before the lock was held. A receiver of ``pre_save``."""
-    state = instance._state  # noqa: SLF001
+    state = foreign.state_of(instance)
     if type(state) is not _ReadBefore or _has_expressions_only(instance, update_fields):
         return
     function = definition(state.reader)

@@ -21,6 +21,8 @@ from uuid import UUID
 from django.urls.converters import DEFAULT_CONVERTERS, get_converters
 from django.utils.functional import LazyObject, empty
 
+from django_rlock._core import foreign
+
 MAX_BYTES = 200
 _DIGEST_BYTES = 16
 _PREFIX_BYTES = MAX_BYTES - len("~") - 2 * _DIGEST_BYTES
@@ -84,9 +86,8 @@ FROM_REQUEST: dict[str, Callable[[Any], Any]] = {
 
 def _present(value: Any) -> Any:
     while isinstance(value, LazyObject):  # request.user
-        if value._wrapped is empty:  # noqa: SLF001 (Django has no public way)
-            value._setup()  # noqa: SLF001
-        value = value._wrapped  # noqa: SLF001
+        found = foreign.unwrapped(value)
+        value = foreign.unwrap(value) if found is empty else found
     if value is None or (isinstance(value, str) and not value):
         raise MissingError("is None" if value is None else "is an empty string")
     if _is_anonymous(value):

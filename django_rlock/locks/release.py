@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db import connections
 
 from django_rlock._core.callbacks import log, post
+from django_rlock._core.foreign import is_of_test_case
 from django_rlock._core.interruptions import Method, guarded
 from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.bridges import Job, running_job
@@ -389,5 +390,5 @@ def open_databases() -> list[BaseDatabaseWrapper]:
 
 
 def is_open(connection: BaseDatabaseWrapper) -> bool:
-    of_tests = [getattr(block, "_from_testcase", False) for block in connection.atomic_blocks]
+    of_tests = [is_of_test_case(block) for block in connection.atomic_blocks]
     return not all(of_tests)

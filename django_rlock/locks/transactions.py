@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock._core.callbacks import log, post
+from django_rlock._core.foreign import AnyGeneratorContext, running_loop
 from django_rlock._core.interruptions import disarm, guard, run_when_dropped
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
-from django_rlock._transport.identity import Owner, running_loop, thread_owner
+from django_rlock._transport.identity import Owner, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks.holds import HOLDS
@@ -108,8 +109,7 @@ class Section(Generic[SomeLock]):
 
 # A decorated function returns a value. A promise of work would do the work after the release.
 
-_ContextManager: Any = contextlib._GeneratorContextManagerBase
-_PROMISES = CoroutineType, GeneratorType, AsyncGeneratorType, _ContextManager, Future, map, filter
+_PROMISES = CoroutineType, GeneratorType, AsyncGeneratorType, AnyGeneratorContext, Future, map, filter
 
 _USUAL = frozenset((NoneType, bool, int, str, list, dict))
 

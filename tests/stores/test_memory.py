@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import FairLock, RLock, rlock
 from django_rlock import _memory as memory
-from django_rlock._core import process
+from django_rlock._core import foreign
 from django_rlock._transport.servers import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
@@ -109,7 +109,7 @@ def test_without_the_extra(settings: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_project_without_redis_keeps_the_locks_of_its_tests_in_memory(bare: None) -> None:
-    assert process.is_test()
+    assert foreign.is_test()
     assert (check_settings(), check_deployment()) == ([], [])
     with rlock("stock:42"):
         assert get_client().exists("rlock:stock:42")

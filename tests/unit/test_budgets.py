@@ -33,7 +33,7 @@ ROOT = Path(django_rlock.__file__).parent
 
 BEHIND_DOORS = {"console", "admin", "inspection", "templatetags", "_embedded"}
 """What a reader of the core need not know: the console with its public modules, and the embedded server."""
-FILES = {"core": 114, "behind doors": 19}
+FILES = {"core": 115, "behind doors": 19}
 """How many files the package may have. The aim for the core is 110. A second subject in a file of 500 lines gets its
 own file."""
 LONGEST_FILE = 500

@@ -1,0 +1,244 @@
+"""The private names of other libraries that this package reads, because they have no public ones: one reader for each.
+
+A release of such a library may rename or change any of them. For each reader a test of its own fails then, by name
+(tests/unit/test_foreign.py). Readers that only help to describe or to refuse something return nothing for a name that
+is gone; the others raise AttributeError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter, methodcaller
+from types import FrameType
+from typing import Any
+
+import redis.cluster
+from redis._parsers import BaseParser
+from redis.exceptions import RedisError
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+running_loop = asyncio._get_running_loop  # noqa: SLF001 - in asyncio.events.__all__
+"""Returns the running event loop, or None; asyncio.get_running_loop() raises then, which takes five times as long."""
+end_threads: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]  # noqa: SLF001
+"""Waits for the threads that are not daemons, as the interpreter does at its end."""
+GeneratorContext: Any = contextlib._GeneratorContextManager  # noqa: SLF001
+"""What ``contextmanager`` returns; its ``gen`` is public by its documentation's example only."""
+AnyGeneratorContext: Any = contextlib._GeneratorContextManagerBase  # noqa: SLF001
+"""The same for ``asynccontextmanager``, too."""
+RESULTS_FILE = str(concurrent.futures._base.__file__)  # noqa: SLF001
+"""The file in which threads wait for the results of futures."""
+
+LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_check_cancel"}
+"""Callbacks by which asyncio links a future to the future that it stands for."""
+RESULT_LINK = "_chain_future.<locals>._call_set_state"
+"""The callback by which asyncio passes the result of a task to the future that stands for it."""
+UNLIMITED_WAIT = "waiter.acquire()"
+"""The line of threading at which a thread waits without a limit."""
+
+
+def awaited_by(task: Any) -> Any:
+    """The future that a suspended asyncio task awaits; None if it awaits none."""
+    return getattr(task, "_fut_waiter", None)
+
+
+def gathered_by(future: Any) -> Iterable[Any]:
+    """The futures that asyncio.gather() has put into one."""
+    return getattr(future, "_children", ())
+
+
+def linked_to(future: Any, *names: str) -> list[Any]:
+    """What the callbacks with some qualified names (``LINKS``) of an asyncio future refer to."""
+    callbacks = [each for each, _ in getattr(future, "_callbacks", None) or ()]
+    return closed_over([each for each in callbacks if getattr(each, "__qualname__", "") in names])
+
+
+def closed_over(functions: Iterable[Any]) -> list[Any]:
+    """The values of closures."""
+    return [cell.cell_contents for each in functions for cell in getattr(each, "__closure__", None) or ()]
+
+
+waiters_for: Callable[[Any], Collection[Any]] = attrgetter("_condition._waiters")
+"""The locks at which threads wait for the result of a concurrent future; threads change this table."""
+
+
+def loop_thread(loop: Any) -> int:
+    """The thread in which an event loop runs; 0 if it runs nowhere, or is not asyncio's own."""
+    return getattr(loop, "_thread_id", None) or 0
+
+
+# --- pools and bridges ------------------------------------------------------------------------------------------------
+
+SCOPES = {"anyio._backends._asyncio", "async_timeout"}
+"""Modules with objects whose blocks are cancelled at a ``deadline``, besides asyncio's own."""
+POOL_LOOPS = {
+    "anyio._backends._asyncio": "run",
+    "concurrent.futures.thread": "_worker",
+    "multiprocessing.pool": "worker",
+}
+"""Modules whose threads run one job after another, and the function in which such a thread does so."""
+RUNNERS = {*POOL_LOOPS, "asgiref.sync", "asgiref.current_thread_executor"}
+"""Modules with the functions that call a job's own one."""
+_ASGIREF = {"asgiref.sync"}
+_WITH_FUTURES = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
+
+
+def local(frame: FrameType, name: str) -> Any:
+    """A local variable of a function of asyncio, asgiref, anyio or a pool.
+
+    Up to Python 3.12 ``f_locals`` keeps the values of all local variables until the frame ends, which in the loop of a
+    pool's thread is the thread's end. So it is emptied, unless a debugger is about to write it back.
+    """
+    its = frame.f_locals
+    value = its.get(name)
+    if type(its) is dict and frame.f_trace is None:
+        its.clear()
+    return value
+
+
+def _runs(frame: FrameType, modules: Collection[str], *functions: str) -> bool:
+    return frame.f_code.co_name in functions and frame.f_globals.get("__name__") in modules
+
+
+def job_of(frame: FrameType) -> Any:
+    """The future of the job that a frame of a pool executes; None for another frame."""
+    if not _runs(frame, _WITH_FUTURES, "run"):
+        return None
+    return getattr(local(frame, "self"), "future", None) or local(frame, "future")
+
+
+def group_ended_in(frame: FrameType) -> Iterable[Any]:
+    """The tasks of an asyncio.TaskGroup that a frame waits for at the end of its block."""
+    ends = _runs(frame, {"asyncio.taskgroups"}, "__aexit__", "_aexit")
+    return local(frame, "self")._tasks if ends else ()  # noqa: SLF001
+
+
+def run_until_complete(frame: FrameType) -> Any:
+    """The future for which a frame of an event loop, or of nest_asyncio's, runs the loop; None for another frame."""
+    if frame.f_code.co_name != "run_until_complete":
+        return None
+    return local(frame, "f") or local(frame, "future")
+
+
+def tasks_run_in(frame: FrameType) -> Iterable[Any]:
+    """The tasks that async_to_sync() runs for the function that a frame of sync_to_async() awaits."""
+    return (local(frame, "task_context") or ()) if _runs(frame, _ASGIREF, "__call__") else ()
+
+
+def called_at_end(frame: FrameType) -> list[Any] | None:
+    """What the callbacks of the result of async_to_sync() refer to, in the frame of its task; none where it has made
+    the loop. None for another frame."""
+    if not _runs(frame, _ASGIREF, "main_wrap"):
+        return None
+    return closed_over(local(frame, "call_result")._done_callbacks)  # noqa: SLF001
+
+
+def loop_handling(frame: FrameType) -> Any:
+    """The loop for which a frame of sync_to_async() executes a function; None for another frame."""
+    return local(frame, "loop") if _runs(frame, _ASGIREF, "thread_handler") else None
+
+
+def executor_thread(executor: Any) -> int | None:
+    """The thread that async_to_sync() blocks, and in which this executor runs functions."""
+    return executor._work_thread.ident  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def is_thread_sensitive(runner: Any) -> bool:
+    """Whether a SyncToAsync runs its functions in the thread of a request."""
+    return bool(getattr(runner, "_thread_sensitive", False))
+
+
+# --- Django and what builds on it -------------------------------------------------------------------------------------
+
+LEFT_OUT = "_non_atomic_requests"
+"""The attribute of a view with the databases on which ATOMIC_REQUESTS opens no transaction."""
+READ_USER, AREAD_USER = "_cached_user", "_acached_user"
+"""The attributes of a request with the user that sync or async code has read."""
+WRAPPED_REQUEST = "_request"
+"""The attribute of a request of Django REST framework with Django's own."""
+
+unwrapped: Callable[[Any], Any] = attrgetter("_wrapped")
+"""The object for which a LazyObject stands; ``empty`` if it has not been made."""
+wrapped_request: Callable[[Any], Any] = attrgetter(WRAPPED_REQUEST)
+state_of: Callable[[Any], Any] = attrgetter("_state")
+"""The ModelState of an instance."""
+resource_closers: Callable[[Any], list[Callable[[], Any]]] = attrgetter("_resource_closers")
+"""The functions that a response calls in close(), before it signals that the request has ended."""
+admins_of: Callable[[Any], dict[Any, Any]] = attrgetter("_registry")
+"""The admin classes of an admin site, by model."""
+own_client: Callable[[Any], Any] = attrgetter("_cache")
+"""The client through which a cache of Django's own backend sends its commands."""
+
+
+def unwrap(lazy: Any) -> Any:
+    """Make the object for which a LazyObject stands, at once, and return it."""
+    lazy._setup()  # noqa: SLF001
+    return unwrapped(lazy)
+
+
+def wrap_again(lazy: Any, empty: object) -> None:
+    """Let the next access to a LazyObject make its object again."""
+    lazy._wrapped = empty  # noqa: SLF001
+
+
+def is_of_test_case(block: Any) -> bool:
+    """Whether a TestCase has opened an atomic block around its tests."""
+    return getattr(block, "_from_testcase", False)
+
+
+def is_test() -> bool:
+    """Whether Django's test environment is set up in this process."""
+    tests = sys.modules.get("django.test.utils")
+    return tests is not None and hasattr(tests._TestState, "saved_data")  # noqa: SLF001
+
+
+def is_parallel_test_process() -> bool:
+    """Whether Django's test runner has started this process to run some of the tests."""
+    return bool(getattr(sys.modules.get("django.test.runner"), "_worker_id", 0))
+
+
+def primary_url(cache: Any) -> str:
+    """The URL of a django-redis cache's primary."""
+    return cache.client._server[0]  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def has_bound_routers(api: Any) -> bool:
+    """Whether the URLs of a NinjaAPI exist already."""
+    return getattr(api, "_bound_routers_cache", None) is not None
+
+
+bound_routers: Callable[[Any], Iterable[Any]] = methodcaller("_get_bound_routers")
+"""The routers of a NinjaAPI, with all their operations."""
+
+
+def replace_urls(api: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+    """Let ``make``, called with the former function, make the URLs of a NinjaAPI."""
+    former = api._get_urls  # noqa: SLF001
+    vars(api)["_get_urls"] = lambda: make(former)
+
+
+def message_options(task: Any) -> dict[str, Any]:
+    """The options with which Celery sends a task's messages, besides those of the call."""
+    return task._get_exec_options()  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+# --- redis-py ---------------------------------------------------------------------------------------------------------
+
+server_error: Callable[[str], RedisError] = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error
+"""Returns the exception for the text of an error reply; ClusterParser is the first to know all until redis-py 6."""
+TLS_STEP = "_wrap_socket_with_ssl"
+"""The method of a connection that does the TLS handshake."""
+
+
+def take_socket(connection: Any) -> Any:
+    """Take the socket from a connection that is open and logged in; None if it is not."""
+    sock, connection._sock = connection._sock, None  # noqa: SLF001
+    if sock is not None:
+        # The connection's parser would read on from the socket, or close it when it is collected.
+        connection._parser.on_disconnect()  # noqa: SLF001
+    return sock
