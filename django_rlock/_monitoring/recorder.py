@@ -34,7 +34,7 @@ from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import Group
 from django_rlock.locks.records import Hold
-from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, Event, LockStatistics, Past, origin
+from django_rlock.locks.statistics import MAX_RECENT, STATISTICS, LockStatistics, Span
 from django_rlock.settings import get_settings
 
 # --- hot locks --------------------------------------------------------------------------------------------------------
@@ -131,22 +131,25 @@ class Recent:
     __slots__ = ("freed", "holds", "touched", "waits")
 
     def __init__(self) -> None:
-        self.holds: deque[Past] = deque(maxlen=MAX_HOLDS)
-        self.waits: deque[Past] = deque(maxlen=MAX_WAITS)
-        self.freed: deque[Event] = deque(maxlen=MAX_FREED)
+        self.holds: deque[Span] = deque(maxlen=MAX_HOLDS)
+        self.waits: deque[Span] = deque(maxlen=MAX_WAITS)
+        self.freed: deque[Span] = deque(maxlen=MAX_FREED)
         self.touched = -math.inf
+
+    def add(self, span: Span) -> None:
+        {"hold": self.holds, "wait": self.waits, "freed": self.freed}[span.what].append(span)
 
     @property
     def is_dull(self) -> bool:
         return not (self.waits or self.freed or any(hold.seconds >= _LONG for hold in self.holds))
 
-    def described(self, using: str, clock: float) -> str:
+    def described(self, clock: float) -> str:
         # Earlier waits only count for the length of the queue; without names they take a tenth of the space.
         first_named = len(self.waits) - MAX_NAMED_WAITS
         document = {
-            "holds": [_described(hold, using, clock) for hold in self.holds],
-            "waits": [_described(wait, using, clock, at >= first_named) for at, wait in enumerate(self.waits)],
-            "freed": [describe_event(event, clock) for event in self.freed],
+            "holds": [described(hold, clock) for hold in self.holds],
+            "waits": [described(wait, clock, at >= first_named) for at, wait in enumerate(self.waits)],
+            "freed": [described(each, clock) for each in self.freed],
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -161,24 +164,19 @@ class Recents:
         self._homes_of = homes_of
         self._locks: dict[LockId, Recent] = {}
         self._unsent: dict[str, set[LockId]] = {}  # a server without an entry gets everything
-        self._last_event: Event | None = None
+        self._last_event: Span | None = None
 
-    def take(self, held: Iterable[Hold], waits: Iterable[Past], now: float) -> None:
-        """Remember holds and waits that have ended."""
-        for each in held:
-            self._touch((each.lock.using, each.lock.name), now).holds.append(_past_of(each))
-        for wait in waits:
-            self._touch(wait.key[:2], now).waits.append(wait)
+    def take(self, spans: Iterable[Span], now: float) -> None:
+        """Remember spans."""
+        for span in spans:
+            self._touch((span.using, span.name), now).add(span)
         self._forget(now)
 
-    def take_events(self, events: Sequence[Event], now: float) -> None:
+    def take_events(self, events: Sequence[Span], now: float) -> None:
         """Remember the new forced releases among the last events; a lost lock is known by its hold."""
-        new = [*itertools.takewhile(lambda event: event is not self._last_event, reversed(events))]
-        for event in reversed(new):
-            self._last_event = event
-            if event.what == "freed":
-                self._touch((event.lock.using, event.lock.name), now).freed.append(event)
-        self._forget(now)
+        new = [*itertools.takewhile(lambda event: event is not self._last_event, reversed(events))][::-1]
+        self._last_event = events[-1] if events else None
+        self.take([event for event in new if event.what == "freed"], now)
 
     def commands(self, cache: str, clock: float) -> list[Command]:
         """The commands for a server, after which the caller calls ``sent``, or ``failed``, after which everything is
@@ -190,7 +188,7 @@ class Recents:
         if not (wanted or gone):
             return []
         key = recent_key(client_id())
-        mapping = describe_process(clock) | {_field_of(lock): here[lock].described(lock[0], clock) for lock in wanted}
+        mapping = describe_process(clock) | {_field_of(lock): here[lock].described(clock) for lock in wanted}
         commands: list[tuple[str, ...]] = [("HSET", key, *itertools.chain(*mapping.items()))]
         if unsent is None:
             commands.insert(0, ("UNLINK", key))
@@ -237,17 +235,25 @@ def _field_of(lock: LockId) -> str:
     return recent_field(get_settings(using).key_prefix + name)
 
 
-def _past_of(held: Hold) -> Past:
-    lasted = held.ended - held.since
-    return Past(lasted, held.ended, origin(held.lock, held.key), held.caller_name, held.context, held.lost)
+def _span_of(held: Hold) -> Span:
+    lock, lasted = held.lock, held.ended - held.since
+    return Span("hold", lock.using, lock.name, held.ended, lasted, held.caller_name, held.context, held.lost)
 
 
-def _described(past: Past, using: str, clock: float, is_named: bool = True) -> dict[str, Any]:
-    document: dict[str, Any] = {"at": round(past.ended + clock, 3), "seconds": round(past.seconds, 6)}
-    if past.failure is not None:
-        document["failure"] = past.failure[:MAX_VALUE]
+def described(span: Span, clock: float, is_named: bool = True) -> dict[str, Any]:
+    """A span for JSON, without its owner if it is not ``is_named``. Holds and waits are written below their lock's
+    name."""
+    document: dict[str, Any] = {"at": round(span.at + clock, 3)}
+    if span.what in ("lost", "freed"):
+        texts = {"reason": span.failure or "", "by": span.by, "whom": span.whom, "name": span.name}
+        document |= {name: text[:MAX_VALUE] for name, text in texts.items()}
+        document |= {"what": span.what, "using": span.using, "owner": span.owner}
+    else:
+        document["seconds"] = round(span.seconds, 6)
+        if span.failure is not None:
+            document["failure"] = span.failure[:MAX_VALUE]
     if is_named:
-        document |= {"place": past.caller_name[:MAX_VALUE], "context": described_context(using, past.context)}
+        document |= {"place": span.place[:MAX_VALUE], "context": described_context(span.using, span.context)}
     return document
 
 
@@ -276,8 +282,8 @@ class Slot:
     start: float
     acquired: int = 0
     gave_up: int = 0
-    hold: Past | None = None
-    wait: Past | None = None
+    hold: Span | None = None
+    wait: Span | None = None
 
 
 class Hour:
@@ -318,8 +324,8 @@ class Hour:
             "template": template[:MAX_VALUE],
             "prefix": prefix[:MAX_VALUE],
             "slots": [[round(slot.start + clock), slot.acquired, slot.gave_up] for slot in slots],
-            "hold": _named(_longest(slot.hold for slot in slots), using, clock),
-            "wait": _named(_longest(slot.wait for slot in slots), using, clock),
+            "hold": _named(_longest(slot.hold for slot in slots), clock),
+            "wait": _named(_longest(slot.wait for slot in slots), clock),
         }
 
 
@@ -377,7 +383,7 @@ class Recorder:
         recent = _drained(STATISTICS.recent)
         self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
         self._looked_at, self._look_due = now, now + LOOK_EVERY
-        self._recents.take(recent, _drained(STATISTICS.waits), now)
+        self._recents.take([*map(_span_of, recent), *_drained(STATISTICS.waits)], now)
         if has_news:
             self._plan_to_write(max(now, self._sent_at + WRITE_EVERY))
 
@@ -398,7 +404,7 @@ class Recorder:
         self._sent_at = now
         events = snapshot(STATISTICS.events)
         self._recents.take_events(events, now)
-        aliases = {group[0] for group in self._hours} | {event.lock.using for event in events}
+        aliases = {group[0] for group in self._hours} | {event.using for event in events}
         for cache, using in {home for alias in aliases for home in self._homes_of(alias).items()}:
             try:
                 self._send(cache, using, now, events)
@@ -409,7 +415,7 @@ class Recorder:
                 log(logger, logging.INFO, "The history was not written; it is retried later: %s", error)
                 self._plan_to_write(now + _RETRY_PAUSE)
 
-    def _send(self, cache: str, using: str, now: float, events: Sequence[Event]) -> None:
+    def _send(self, cache: str, using: str, now: float, events: Sequence[Span]) -> None:
         server = self._servers.get(cache) or self._servers.setdefault(cache, commands_to(using, "reports"))
         clock = server_clock(server, HISTORIES)
         at = now + clock
@@ -417,7 +423,7 @@ class Recorder:
             "work": [
                 hour.described(group, clock, now) for group, hour in self._hours.items() if self._is_at(group[0], cache)
             ],
-            "events": [describe_event(event, clock) for event in events if self._is_at(event.lock.using, cache)],
+            "events": [described(event, clock) for event in events if self._is_at(event.using, cache)],
         }
         key, text = history_key(client_id()), json.dumps(document, separators=(",", ":"))
         server.run(
@@ -446,25 +452,10 @@ def _drained(new: deque[T]) -> list[T]:
     return [new.popleft() for _ in range(len(new))]
 
 
-def _longest(found: Iterable[Past | None]) -> Past | None:
-    return max(filter(None, found), key=lambda past: past.seconds, default=None)
+def _longest(found: Iterable[Span | None]) -> Span | None:
+    return max(filter(None, found), key=lambda span: span.seconds, default=None)
 
 
-def _named(past: Past | None, using: str, clock: float) -> dict[str, Any] | None:
+def _named(span: Span | None, clock: float) -> dict[str, Any] | None:
     """The description of a hold or wait of one lock of a group."""
-    return past and {"name": past.key[1][:MAX_VALUE], **_described(past, using, clock)}
-
-
-def describe_event(event: Event, clock: float) -> dict[str, Any]:
-    return {
-        "what": event.what,
-        "at": round(event.at + clock, 3),
-        "using": event.lock.using,
-        "name": event.lock.name[:MAX_VALUE],
-        "owner": event.owner,
-        "by": event.by[:MAX_VALUE],
-        "reason": event.reason[:MAX_VALUE],
-        "whom": event.whom[:MAX_VALUE],
-        "place": event.caller_name,
-        "context": described_context(event.lock.using, event.context),
-    }
+    return span and {"name": span.name[:MAX_VALUE], **described(span, clock)}

@@ -6,8 +6,8 @@ with reports, it trusts no value that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -28,40 +28,46 @@ _MAX_COUNT = 2**53
 _MORE_GROUPS = 50
 """Groups of a process beyond MAX_GROUPS: one for each alias."""
 _HOUR = SLOT * SLOTS
+AHEAD = 1.0
+"""How far a process's estimate of the server's clock may be ahead of that clock, in seconds."""
 
 Problem = LockUnavailableError | ImproperlyConfigured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening(Party):
-    """An event at the time ``at`` of the server's clock, for the lock ``name`` of the alias ``using``; the party is the
-    lock's holder, or the operator's process that freed it."""
+class Span(Party):
+    """A party's "hold" of a lock, or its "wait" for one, which ended after ``seconds``; or a lock that it "lost", or
+    "freed" by force. ``at`` is the time of that, by the server's clock.
 
-    at: float
-    using: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastHold(Happening):
-    """A hold or wait that ended at that time, after ``seconds``."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LockEvent(Happening):
-    """A lock that the party lost (``lost``) or force-released (``freed``); ``by`` is the operator, "" for code.
-
-    ``lost_owner`` is the shortened id of the former owner, "" if any owner was meant. ``whom`` describes its process,
-    its work and how long it held the lock; "" if unknown.
+    ``failed``: a hold ended by a loss, for a ``reason``, or a wait without the lock. ``is_now``: it has not ended.
+    ``is_named``: its process has recorded the owner. A lock was freed for a ``reason``, ``by`` an operator, "" for
+    code; ``lost_owner`` is the shortened id of the former owner, "" if any owner was meant, and ``whom`` describes its
+    process, its work and how long it held the lock, "" if unknown.
     """
 
     what: str
-    by: str
-    reason: str
-    lost_owner: str
-    whom: str
+    at: float
+    using: str
+    name: str
+    seconds: float = 0.0
+    failed: bool = False
+    reason: str = ""
+    by: str = ""
+    lost_owner: str = ""
+    whom: str = ""
+    is_now: bool = False
+    is_named: bool = True
+
+    @property
+    def start(self) -> float:
+        return self.at - self.seconds
+
+    @property
+    def verb(self) -> str:
+        """Its outcome, in one word or two."""
+        if self.what == "wait":
+            return "gave up" if self.failed else "waited"
+        return "lost" if self.failed else "held"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,8 +81,8 @@ class Work:
     prefix: str
     acquired: int = 0
     gave_up: int = 0
-    longest_hold: PastHold | None = None
-    longest_wait: PastHold | None = None
+    longest_hold: Span | None = None
+    longest_wait: Span | None = None
 
     @property
     def label(self) -> str:
@@ -100,7 +106,7 @@ class History:
     """
 
     work: Sequence[Work]
-    events: Sequence[LockEvent]
+    events: Sequence[Span]
     problems: Sequence[tuple[str, Problem]]
     aliases: Sequence[str]
 
@@ -133,7 +139,7 @@ def read_history() -> History:
 
 def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
     work: dict[tuple[str, str, str, str], Work] = {}
-    events: dict[tuple[str, str, float, str], LockEvent] = {}
+    events: dict[tuple[str, str, float, str], Span] = {}
     problems: list[tuple[str, Problem]] = []
     for using in aliases:
         try:
@@ -147,7 +153,7 @@ def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
             document = document_in(text, MAX_JSON)
             for found in _work(client, document, now):
                 work[client, found.using, found.template, found.prefix] = found
-            for event in events_in(client, document, now):
+            for event in spans_in(client, document, "events", MAX_EVENTS, now):
                 events[client, event.what, event.at, event.name] = event
     latest = sorted(events.values(), key=lambda event: event.at)[::-1][:MAX_SHOWN_EVENTS]
     return History(_joined(work.values()), latest, problems, known)
@@ -173,8 +179,8 @@ def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work
             prefix=short_text(entry.get("prefix")),
             acquired=int(sum(slot[1] for slot in slots)),
             gave_up=int(sum(slot[2] for slot in slots)),
-            longest_hold=_past(client, document, entry.get("hold"), using, now),
-            longest_wait=_past(client, document, entry.get("wait"), using, now),
+            longest_hold=_past(client, document, "hold", entry.get("hold"), using, now),
+            longest_wait=_past(client, document, "wait", entry.get("wait"), using, now),
         )
 
 
@@ -188,41 +194,54 @@ def _slots(value: Any) -> Iterable[list[float]]:
             yield known
 
 
-def _past(client: str, document: Mapping[str, Any], entry: Any, using: str, now: float) -> PastHold | None:
-    ended = ended_in(entry, now - _HOUR - SLOT, now + SLOT)
-    if ended is None:
-        return None
-    at, seconds = ended
-    name = short_text(entry.get("name"))
-    return PastHold(**party_in(client, document, entry), at=at, using=using, name=name, seconds=seconds)
+def _past(client: str, document: Mapping[str, Any], field: str, entry: Any, using: str, now: float) -> Span | None:
+    known = (entry | {"what": field, "using": using}) if isinstance(entry, dict) else {}
+    return _span(client, document, known, now - _HOUR - SLOT, now + SLOT)
 
 
-def ended_in(entry: Any, since: float, until: float) -> tuple[float, float] | None:
-    """When a hold or wait ended, and how many seconds it lasted; None for impossible values, or another time."""
-    found = entry if isinstance(entry, dict) else {}
-    at, seconds = number_of(found.get("at")), number_of(found.get("seconds"))
+def spans_in(
+    client: str,
+    document: Mapping[str, Any],
+    field: str,
+    at_most: int,
+    now: float,
+    lock: Mapping[str, Any] | None = None,
+) -> Iterator[Span]:
+    """The spans in a field of a process's memory: holds or waits, as ``lock`` says; without it, losses and forced
+    releases."""
+    for entry in list_of(document.get(field), at_most):
+        if lock is not None:
+            found = _span(client, document, {**entry, **lock}, now - KEEP, now + AHEAD)
+            if found is not None:
+                yield replace(found, at=min(found.at, now))
+        elif entry.get("what") in ("lost", "freed"):
+            yield from filter(None, [_span(client, document, entry, now - KEEP, now + SLOT)])
+
+
+def _span(
+    client: str, document: Mapping[str, Any], entry: Mapping[str, Any], since: float, until: float
+) -> Span | None:
+    """The span of an entry; None for impossible values, or another time."""
+    lasts = entry.get("what") in ("hold", "wait")
+    at, seconds = number_of(entry.get("at")), number_of(entry.get("seconds") if lasts else 0.0)
     if at is None or seconds is None or not since < at < until or not 0 <= seconds < at:
         return None
-    return at, seconds
-
-
-def events_in(client: str, document: Mapping[str, Any], now: float, field: str = "events") -> Iterable[LockEvent]:
-    for entry in list_of(document.get(field), MAX_EVENTS):
-        what, at = entry.get("what"), number_of(entry.get("at"))
-        if what in ("lost", "freed") and at is not None and now - KEEP < at < now + SLOT:
-            # A Party shortens the former owner's id in the same way as the ids of holders.
-            owner = short_text(entry.get("owner"))
-            yield LockEvent(
-                **party_in(client, document, entry),
-                at=at,
-                using=short_text(entry.get("using")),
-                name=short_text(entry.get("name")),
-                what=what,
-                by=short_text(entry.get("by")),
-                reason=short_text(entry.get("reason")),
-                whom=short_text(entry.get("whom")),
-                lost_owner=Party(owner=owner, actor="", client=owner[:CLIENT_LENGTH]).short_owner,
-            )
+    # A Party shortens the former owner's id in the same way as the ids of holders.
+    owner = short_text(entry.get("owner"))
+    return Span(
+        **party_in(client, document, entry),
+        what=short_text(entry.get("what")),
+        at=at,
+        using=short_text(entry.get("using")),
+        name=short_text(entry.get("name")),
+        seconds=seconds,
+        failed=entry.get("failure") is not None,
+        reason=short_text(entry.get("failure" if lasts else "reason")),
+        by=short_text(entry.get("by")),
+        lost_owner=Party(owner=owner, actor="", client=owner[:CLIENT_LENGTH]).short_owner,
+        whom=short_text(entry.get("whom")),
+        is_named="place" in entry,
+    )
 
 
 def party_in(client: str, document: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,12 +258,17 @@ def party_in(client: str, document: Mapping[str, Any], entry: Mapping[str, Any])
     }
 
 
-def _longer(one: PastHold | None, other: PastHold | None) -> PastHold | None:
+def _longer(one: Span | None, other: Span | None) -> Span | None:
     found = [past for past in (one, other) if past]
     return max(found, key=lambda past: past.seconds, default=None)
 
 
-def plain(happening: Happening) -> dict[str, Any]:
-    document = asdict(happening) | {"client": happening.short_client, "doing": happening.doing}
-    del document["owner"], document["actor"]
-    return document
+_OF_EVENTS = {"by", "lost_owner", "whom"}
+_OF_SPANS = {"failed", "is_named", "is_now", "seconds"}
+
+
+def plain(span: Span) -> dict[str, Any]:
+    """Plain values, for JSON, without what does not concern it; without whole owner ids."""
+    others = _OF_SPANS if span.what in ("lost", "freed") else _OF_EVENTS
+    document = asdict(span) | {"client": span.short_client, "doing": span.doing}
+    return {name: value for name, value in document.items() if name not in others | {"owner", "actor"}}

@@ -6,17 +6,17 @@ value from Redis is trusted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from django_rlock._monitoring.documents import KEEP, MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of, short_text
-from django_rlock.console.history import Happening, LockEvent, PastHold, ended_in, events_in, party_in, plain
+from django_rlock._monitoring.documents import MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of
+from django_rlock.console.history import Span, plain, spans_in
 from django_rlock.console.reading import RecentText, asking
 from django_rlock.locks.infos import LockInfo, Party
-from django_rlock.locks.statistics import LONG_WAIT
+from django_rlock.locks.statistics import LONG_WAIT, MAX_EVENTS
 from django_rlock.settings import get_settings
 
 MAX_JSON = 100_000
@@ -24,34 +24,6 @@ MAX_SHOWN = 10
 """The number of the last holds, of the last waits and of the last forced releases that are listed."""
 MAX_SPANS = 500
 """The number of holds, and of waits, that are drawn."""
-_AHEAD = 1.0
-"""How far a process's estimate of the server's clock may be ahead of that clock, in seconds."""
-
-T = TypeVar("T", bound=Happening)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span(PastHold):
-    """A hold or a wait (``what``) that lasted ``seconds`` until ``at``.
-
-    ``failed``: it ended by a loss, for a ``reason``, or without the lock. ``is_now``: it has not ended.
-    ``is_named``: its process has recorded the owner.
-    """
-
-    what: str
-    failed: bool = False
-    reason: str = ""
-    is_now: bool = False
-    is_named: bool = True
-
-    @property
-    def start(self) -> float:
-        return self.at - self.seconds
-
-    @property
-    def verb(self) -> str:
-        """The event, in one word or two."""
-        return ("lost" if self.failed else "held") if self.what == "hold" else "gave up" if self.failed else "waited"
 
 
 @dataclass(frozen=True)
@@ -62,18 +34,18 @@ class Timeline:
     now: float
     holds: Sequence[Span]
     waits: Sequence[Span]
-    freed: Sequence[LockEvent]
+    freed: Sequence[Span]
 
     def __bool__(self) -> bool:
         return bool(self.holds or self.waits or self.freed)
 
     @property
-    def listed(self) -> list[Span | LockEvent]:
+    def listed(self) -> list[Span]:
         """The entries that have ended, the latest first."""
         holds = [hold for hold in self.holds if not hold.is_now][-MAX_SHOWN:]
         # Waits without names are there for the queue's graph only.
         waits = [wait for wait in self.waits if not wait.is_now and wait.is_named][-MAX_SHOWN:]
-        return sorted([*holds, *waits, *self.freed[-MAX_SHOWN:]], key=lambda happening: -happening.at)
+        return sorted([*holds, *waits, *self.freed[-MAX_SHOWN:]], key=lambda span: -span.at)
 
     @property
     def longest_hold(self) -> float | None:
@@ -118,7 +90,7 @@ class Timeline:
             "gave_up": self.gave_up,
             "lost": len(self.lost),
             "freed": len(self.freed),
-            "last": [plain(happening) for happening in self.listed],
+            "last": [plain(span) for span in self.listed],
         }
 
 
@@ -126,20 +98,20 @@ def read_timeline(using: str, name: str, info: LockInfo | None) -> Timeline:
     """Return a lock's past and its present state. Raises LockUnavailableError if Redis does not answer."""
     with asking(name, using) as server:
         now, texts = server.read_recent(get_settings(using).key_prefix + name)
-    lock = {"using": using, "name": name}
+    hold, wait = ({"what": what, "using": using, "name": name} for what in ("hold", "wait"))
     past = _by_client(texts).items()
-    holds = [each for client, document in past for each in _spans(lock, client, document, now, "hold", MAX_HOLDS)]
-    waits = [each for client, document in past for each in _spans(lock, client, document, now, "wait", MAX_WAITS)]
-    freed = [event for client, document in past for event in events_in(client, document, now, "freed")]
+    holds = [span for each in past for span in spans_in(*each, "holds", MAX_HOLDS, now, hold)]
+    waits = [span for each in past for span in spans_in(*each, "waits", MAX_WAITS, now, wait)]
+    freed = [span for each in past for span in spans_in(*each, "freed", MAX_EVENTS, now)]
     # What still lasts is known from the lock itself: processes record only what has ended.
     if info:
-        holds += [_present(lock, holder, now, "hold", holder.held_for) for holder in info.holders if holder.since]
-        waits += [_present(lock, waiter, now, "wait", waiter.waited) for waiter in info.waiters if waiter.since]
+        holds += [_present(hold, holder, now, holder.held_for) for holder in info.holders if holder.since]
+        waits += [_present(wait, waiter, now, waiter.waited) for waiter in info.waiters if waiter.since]
     return Timeline(now, _latest(holds), _latest(waits), _latest(freed))
 
 
-def _latest(found: Iterable[T]) -> list[T]:
-    return sorted(found, key=lambda happening: happening.at)[-MAX_SPANS:]
+def _latest(found: Iterable[Span]) -> list[Span]:
+    return sorted(found, key=lambda span: span.at)[-MAX_SPANS:]
 
 
 def _by_client(texts: Iterable[RecentText]) -> dict[str, dict[str, Any]]:
@@ -156,26 +128,9 @@ def _last_change(document: Mapping[str, Any]) -> float:
     return max((number_of(entry.get("at")) or 0.0 for entry in entries), default=0.0)
 
 
-def _spans(
-    lock: dict[str, Any], client: str, document: Mapping[str, Any], now: float, what: str, at_most: int
-) -> Iterator[Span]:
-    for entry in list_of(document.get(f"{what}s"), at_most):
-        if ended := ended_in(entry, now - KEEP, now + _AHEAD):
-            yield Span(
-                **party_in(client, document, entry),
-                **lock,
-                what=what,
-                at=min(ended[0], now),
-                seconds=ended[1],
-                failed=entry.get("failure") is not None,
-                reason=short_text(entry.get("failure")),
-                is_named="place" in entry,
-            )
-
-
-def _present(lock: dict[str, Any], party: Party, now: float, what: str, seconds: float | None) -> Span:
+def _present(what: Mapping[str, Any], party: Party, now: float, seconds: float | None) -> Span:
     known = {field.name: getattr(party, field.name) for field in fields(Party)}
-    return Span(**known, **lock, what=what, at=now, seconds=seconds or 0.0, is_now=True)
+    return Span(**known, **what, at=now, seconds=seconds or 0.0, is_now=True)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------

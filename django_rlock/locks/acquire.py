@@ -278,7 +278,7 @@ def _note_taken(
     watch(hold)
     waited = attempt.sent_at - started
     if waited >= LONG_WAIT and attempt.was_refused:
-        count_wait(lock, hold.key, hold.caller_name, waited)
+        count_wait(lock, hold.caller_name, waited)
     report_acquired(lock, hold.owner_id, 1, waited)
     if hold.lost is None and attempt.driver.now() < hold.deadline:
         return True

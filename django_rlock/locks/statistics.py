@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_rlock import signals
@@ -15,7 +14,7 @@ from django_rlock._core.callbacks import is_logged, log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock.locks.kinds import AbstractLock, Group, Named, group_of
-from django_rlock.locks.records import Hold, Key, context, key_of
+from django_rlock.locks.records import Hold, context
 from django_rlock.settings import settings_of
 
 if TYPE_CHECKING:
@@ -41,37 +40,26 @@ _MAX_RECORDS = 50
 _MAX_NAMES = 1000
 
 
-class Past(NamedTuple):
-    """A hold or wait that has ended: its duration in seconds and, as in ``Hold``, its owner.
+class Span(NamedTuple):
+    """A "hold" of a lock, or a "wait" for one, which ended after ``seconds``; or a hold that was "lost", or "freed" by
+    force. ``at`` is the monotonic time of that.
 
-    ``failure`` is the reason of a hold's loss, "" for a wait that ended without the lock, otherwise None.
-    """
-
-    seconds: float
-    ended: float
-    key: tuple[str, str, int | str]
-    """Alias, name and owner."""
-    caller_name: str
-    context: dict[str, str] | None
-    failure: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A lock that was ``lost`` by this process, or ``freed`` by force by it, at the monotonic time ``at``.
-
-    ``owner`` is the owner id that lost it, "" for any holder. ``by`` is the operator that freed it, if any, and
-    ``whom`` describes the holder.
+    ``failure`` is why a hold was lost or freed, "" for a wait that ended without the lock; it is None for a hold or
+    wait that ended as intended. ``place`` and ``context`` describe the owner, as in ``Hold``; of a forced release, the
+    operator's code. ``owner`` is the owner id that lost the lock, "" for any holder; ``by`` is the operator, if any,
+    and ``whom`` describes the holder.
     """
 
     what: str
+    using: str
+    name: str
     at: float
-    lock: Named
-    owner: str
-    by: str
-    reason: str
-    caller_name: str
+    seconds: float
+    place: str
     context: dict[str, str] | None
+    failure: str | None = None
+    owner: str = ""
+    by: str = ""
     whom: str = ""
 
 
@@ -104,8 +92,8 @@ class LockStatistics:
         self.using, self.template, _ = group
         self.acquired = Count()
         self.gave_up = Count()
-        self.holds: deque[Past] = deque(maxlen=_MAX_RECORDS)
-        self.waits: deque[Past] = deque(maxlen=_MAX_RECORDS)
+        self.holds: deque[Span] = deque(maxlen=_MAX_RECORDS)
+        self.waits: deque[Span] = deque(maxlen=_MAX_RECORDS)
         self.longest_hold = self.longest_wait = 0.0
 
 
@@ -115,8 +103,8 @@ class Statistics:
     def __init__(self) -> None:
         self.groups: dict[Group, LockStatistics] = {}
         self.recent: deque[Hold] = deque(maxlen=MAX_RECENT)
-        self.waits: deque[Past] = deque(maxlen=MAX_RECENT)
-        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.waits: deque[Span] = deque(maxlen=MAX_RECENT)
+        self.events: deque[Span] = deque(maxlen=MAX_EVENTS)
         self._by_name: dict[str, LockStatistics] = {}
 
     def of(self, lock: Named) -> LockStatistics:
@@ -159,10 +147,6 @@ operator: ContextVar[tuple[str, str, str] | None] = ContextVar("rlock_operator",
 """The operator that frees locks by force in this context, the reason, and a description of the holder."""
 
 
-def origin(lock: Named, key: Key) -> tuple[str, str, int | str]:
-    return lock.using, lock.name, key[-1]
-
-
 def count_hold(hold: Hold, now: float) -> None:
     """Count a hold that ends now."""
     hold.ended = now
@@ -173,7 +157,7 @@ def count_hold(hold: Hold, now: float) -> None:
     held = now - hold.since
     if held > counters.longest_hold:
         counters.longest_hold = held
-        counters.holds.append(Past(held, now, origin(hold.lock, hold.key), hold.caller_name, hold.context))
+        counters.holds.append(Span("hold", hold.lock.using, hold.lock.name, now, held, hold.caller_name, hold.context))
 
 
 def count_together(holds: Sequence[Hold], groups: Iterable[Group], name: str, now: float) -> None:
@@ -189,13 +173,12 @@ def count_together(holds: Sequence[Hold], groups: Iterable[Group], name: str, no
         counters.acquired.add()
         if lasted > counters.longest_hold:
             counters.longest_hold = lasted
-            key = group[0], name, owner.serial
-            counters.holds.append(Past(lasted, now, key, owner.caller_name, first.context))
+            counters.holds.append(Span("hold", group[0], name, now, lasted, owner.caller_name, first.context))
 
 
-def count_wait(lock: Named, key: Key, caller_name: str, waited: float, failure: str | None = None) -> None:
+def count_wait(lock: Named, caller_name: str, waited: float, failure: str | None = None) -> None:
     """Count a wait that has ended after ``waited`` seconds."""
-    past = Past(waited, monotonic(), origin(lock, key), caller_name, context.get(), failure)
+    past = Span("wait", lock.using, lock.name, monotonic(), waited, caller_name, context.get(), failure)
     STATISTICS.waits.append(past)
     counters = STATISTICS.of(lock)
     if waited > counters.longest_wait:
@@ -210,14 +193,18 @@ def count_given_up(lock: Named) -> None:
 
 def note_lost(hold: Hold) -> None:
     """Record a hold that was lost."""
-    owner, reason = hold.owner_id, hold.lost or ""
-    STATISTICS.events.append(Event("lost", monotonic(), hold.lock, owner, "", reason, hold.caller_name, hold.context))
+    using, name, now = hold.lock.using, hold.lock.name, monotonic()
+    STATISTICS.events.append(
+        Span("lost", using, name, now, 0.0, hold.caller_name, hold.context, hold.lost or "", hold.owner_id)
+    )
 
 
 def note_freed(lock: Named, owner: str | None, reason: str, caller_name: str) -> None:
     """Record a lock that was freed by force, by the ``operator`` or by the code at hand."""
     by, why, whom = operator.get() or ("", reason, "")
-    STATISTICS.events.append(Event("freed", monotonic(), lock, owner or "", by, why, caller_name, context.get(), whom))
+    STATISTICS.events.append(
+        Span("freed", lock.using, lock.name, monotonic(), 0.0, caller_name, context.get(), why, owner or "", by, whom)
+    )
 
 
 on_fork("holds", STATISTICS.clear)
@@ -274,7 +261,7 @@ def report_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
     lock = failed.lock
     count_given_up(lock)
     in_queue = waited if failed.tries > 1 else 0.0
-    count_wait(lock, key_of(lock, failed.owner), failed.owner.caller_name, in_queue, failure="")
+    count_wait(lock, failed.owner.caller_name, in_queue, failure="")
     level = logging.INFO if is_news else logging.DEBUG
     log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.owner_id, waited)
     signals.lock_timed_out.notify(lock, owner=failed.owner_id, waited=waited)

@@ -13,7 +13,7 @@ from django_rlock import rlock
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
-from django_rlock.console.history import MAX_JSON, LockEvent, Work, read_history
+from django_rlock.console.history import MAX_JSON, Span, Work, read_history
 from django_rlock.console.timeline import read_timeline
 from django_rlock.inspection import LockInfo, force_release, iter_locks
 from django_rlock.locks.base import BaseLock
@@ -174,7 +174,7 @@ def listeners(client: redis.Redis) -> int:
     return int(count)
 
 
-def _events() -> list[LockEvent]:
+def _events() -> list[Span]:
     return list(read_history().events)
 
 

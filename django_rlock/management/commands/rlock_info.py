@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
-from django_rlock.console.history import LockEvent
+from django_rlock.console.history import Span
 from django_rlock.console.inspection import find_named, holder_stack, number_at
 from django_rlock.console.reading import listed_aliases
 from django_rlock.console.survey import HEADINGS
-from django_rlock.console.timeline import Span, Timeline, read_timeline
+from django_rlock.console.timeline import Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
 from django_rlock.management import NOTHING_MATCHED
@@ -98,8 +98,8 @@ def _timeline_lines(timeline: Timeline, within: int | None) -> Iterator[str]:
     yield table(headings, map(_past, timeline.listed), within)
 
 
-def _past(past: Span | LockEvent) -> list[object]:
-    if isinstance(past, Span):
+def _past(past: Span) -> list[object]:
+    if past.what != "freed":
         return [clock_text(past.at), past.verb, duration_text(past.seconds), *_party(past), past.reason or "–"]
     reason = ": ".join(filter(None, [past.by, past.reason])) or "–"
     return [clock_text(past.at), "freed by force", "–", *_party(past), reason]
