@@ -282,9 +282,13 @@ async def wait_for_replicas(error: BaseException, driver: Driver, give_up_at: fl
     """Pause before a retry under another owner id, because too few replicas have confirmed the lock; as long as they
     had time for that. Raise all other errors, and this one when the time is up."""
     left = give_up_at - driver.now()
-    if not isinstance(error.__cause__, UnconfirmedError) or left <= 0:
-        raise error
-    await driver.sleep(min(error.__cause__.waited, left))
+    try:
+        if not isinstance(error.__cause__, UnconfirmedError) or left <= 0:
+            raise error
+        pause = min(error.__cause__.waited, left)
+    finally:
+        del error  # in a cycle with this frame, it would keep the waiter of a wait that was interrupted
+    await driver.sleep(pause)
 
 
 def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> bool:

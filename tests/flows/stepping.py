@@ -158,7 +158,8 @@ class SteppingDriver:
         return waiter
 
     async def sleep(self, seconds: float) -> None:
-        raise AssertionError("the kinds tested here are woken")
+        """The pause before a retry after a grant that came too late. The other clients' steps decide what happens
+        meanwhile, so it needs no time."""
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)

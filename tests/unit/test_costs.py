@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from example_project.embedded import EmbeddedServer
+from tests.conftest import OwnServer
 from tests.processes import ClientProcess
 
 Figures = dict[str, tuple[int, int]]
@@ -77,8 +78,8 @@ def counted(server: EmbeddedServer, what: str) -> Figures:
 
 
 @pytest.mark.skipif(sys.version_info[:2] not in IN_PYTHON, reason="each Python has other bytecodes")
-def test_calls_execute_as_many_bytecodes_as_their_figures_say(server: EmbeddedServer) -> None:
-    figures, found = IN_PYTHON[sys.version_info[:2]], counted(server, "in_python")
+def test_calls_execute_as_many_bytecodes_as_their_figures_say(own_server: OwnServer) -> None:
+    figures, found = IN_PYTHON[sys.version_info[:2]], counted(own_server(), "in_python")
     assert {name: found[name] for name in figures if is_changed(found[name], figures[name])} == {}
     assert found.keys() == figures.keys()
 
@@ -87,5 +88,5 @@ def is_changed(found: tuple[int, int], figures: tuple[int, int]) -> bool:
     return any(abs(now / figure - 1) > MARGIN for now, figure in zip(found, figures, strict=True))
 
 
-def test_calls_take_as_many_round_trips_and_commands_as_their_figures_say(server: EmbeddedServer) -> None:
-    assert counted(server, "at_the_server") == AT_THE_SERVER
+def test_calls_take_as_many_round_trips_and_commands_as_their_figures_say(own_server: OwnServer) -> None:
+    assert counted(own_server(), "at_the_server") == AT_THE_SERVER
