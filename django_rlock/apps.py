@@ -1,5 +1,5 @@
-"""The app: its ``ready()`` imports the modules that register themselves, such as the system checks and the reports, and
-connects the signals by which requests and tasks tell when they end."""
+"""The app: its ``ready()`` registers the system checks, begins the reports, and connects the signals by which requests
+and tasks tell when they end."""
 
 import sys
 
@@ -27,9 +27,10 @@ class RLockConfig(AppConfig):
             check_settings,
             warn_inside_uwsgi,
         )
-        from django_rlock.console import inspection  # noqa: F401 - it registers itself, and the reports with it
+        from django_rlock.console.inspection import follow_locks
         from django_rlock.middleware import hear_of_ends
 
+        follow_locks()
         checks.register(check_settings, checks.Tags.caches)
         checks.register(check_deployment, checks.Tags.caches, deploy=True)
         checks.register(check_routes, checks.Tags.urls)

@@ -19,8 +19,8 @@ from celery import Task
 from celery.signals import worker_init
 from celery.utils import uuid
 
-import django_rlock._tasks.messages  # noqa: F401 - listens to the signals of workers
 from django_rlock._tasks.checks import check_worker, refuse_of_call, refuse_unknown
+from django_rlock._tasks.children import follow_children
 from django_rlock._tasks.deliveries import (
     SENT_AGAIN,
     SENT_BY_ITSELF,
@@ -29,6 +29,7 @@ from django_rlock._tasks.deliveries import (
     own_headers,
     put_off,
 )
+from django_rlock._tasks.messages import follow_messages
 from django_rlock._tasks.naming import BODY
 from django_rlock._tasks.reservations import Reservation, send_once, sent
 from django_rlock._tasks.runs import Run, locks_held, run_message
@@ -260,6 +261,8 @@ def _stores_errors(task: LockedTask[..., Any]) -> bool:
 
 
 worker_init.connect(check_worker, weak=False)
+follow_messages()
+follow_children()
 
 
 # --- the lock around a body -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from django_rlock._core import callbacks, threads
 from django_rlock._transport import worker as background_worker
-from django_rlock._transport.worker import BackgroundWorker, CleanUps, add_job, worker, workers
+from django_rlock._transport.worker import BackgroundWorker, CleanUps, add_jobs, worker, workers
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import watch
@@ -37,7 +37,7 @@ class RoundEnds:
         pass
 
 
-add_job(RoundEnds)
+add_jobs(RoundEnds)
 
 
 def nudge(using: str = "default") -> None:

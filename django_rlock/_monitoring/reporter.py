@@ -448,6 +448,10 @@ def _leave(within: float) -> None:
     _reporter.value.leave(within)
 
 
-NEWCOMERS.notify = _notify
-NEWCOMERS.counted = _counted
+def report_newcomers() -> None:
+    """Report the locks that this process takes or waits for from now on."""
+    NEWCOMERS.notify = _notify
+    NEWCOMERS.counted = _counted
+
+
 on_exit("reports", _leave)

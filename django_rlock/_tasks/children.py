@@ -200,17 +200,21 @@ on_fork("holds", _forget_child)
 on_restore("holds", _forget_child)
 
 
-@worker_init.connect(weak=False)
 def _expect_children(**_: Any) -> None:
     """Make the parent's socket before the worker forks any child."""
     global _parent  # noqa: PLW0603
     _parent = _Parent()
 
 
-@worker_ready.connect(weak=False)
 def _watch_children(sender: Any = None, **_: Any) -> None:
     """Start watching after the children were forked, so that no thread runs during the fork."""
     from celery.concurrency.prefork import TaskPool
 
     if _parent is not None and isinstance(getattr(sender, "pool", None), TaskPool):
         threads.start(_parent.watch, name="rlock-children")
+
+
+def follow_children() -> None:
+    """Connect the signals by which a worker tells that it begins."""
+    worker_init.connect(_expect_children, weak=False)
+    worker_ready.connect(_watch_children, weak=False)

@@ -57,7 +57,6 @@ _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The worker's requests of messages with reservations, by their ids: some of Celery's signals lack the request."""
 
 
-@task_received.connect(weak=False)
 def _note_arrival(request: Any, **_: Any) -> None:
     """Record when the worker received the message: it may be delivered again while it waits there."""
     # task_received is sent in the worker's main process, whose request_dict then reaches the child that runs the task.
@@ -93,7 +92,6 @@ def _is_token(value: object) -> bool:
 # --- where the task runs ---------------------------------------------------------------------------------------------
 
 
-@task_postrun.connect(weak=False)
 def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
     """Handle the end of a run, or an error before the run."""
     # task_postrun is sent in the process of the run, before the worker acknowledges or rejects the message. Of all
@@ -135,7 +133,6 @@ def _run_again(task: Any, delivery: Delivery) -> None:
 
 
 # Celery itself has failed, perhaps before it made the request of a run, so that task_postrun was not sent.
-@task_internal_error.connect(weak=False)
 def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: Any) -> None:
     release(request, task_id)
 
@@ -143,13 +140,11 @@ def _after_internal_error(task_id: str, request: Mapping[str, Any] | None, **_: 
 # --- in the worker's main process ------------------------------------------------------------------------------------
 
 
-@task_revoked.connect(weak=False)
 def _after_revocation(request: Any, **_: Any) -> None:
     """Handle a message that was revoked or has expired."""
     release(vars(request), request.id)
 
 
-@task_failure.connect(weak=False)
 def _after_failure(sender: Any, task_id: str, exception: Any, **_: Any) -> None:
     """Handle the end of a process, or a time limit."""
     # An ordinary failure sends this signal, too, in the process of the run. A child of a prefork worker knows no
@@ -164,7 +159,6 @@ def _survives_time_limit(task: Any) -> bool:
     return bool(task.acks_late) and not (task.acks_on_failure_or_timeout if acks is None else acks)
 
 
-@task_retry.connect(weak=False)
 def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any) -> None:
     """Handle a run that a shutdown ends."""
     # Only a shutdown sends task_retry without a reason. Whatever Celery's log says, the message is delivered again
@@ -173,14 +167,11 @@ def _after_cancellation(sender: Any, request: Any, reason: Any = None, **_: Any)
         release(vars(request), request.id)
 
 
-@task_unknown.connect(weak=False)
-@task_rejected.connect(weak=False)
 def _after_refusal(message: Any, **_: Any) -> None:
     """Handle a message whose task or serializer this worker does not know."""
     release(message.headers, (message.headers or {}).get("id", ""))
 
 
-@worker_ready.connect(weak=False)
 def _watch_decoding(sender: Any, **_: Any) -> None:
     """Handle messages whose bodies cannot be decoded. Celery sends no signal for them.
 
@@ -198,3 +189,19 @@ def _watch_decoding(sender: Any, **_: Any) -> None:
 def release(headers: Mapping[str, Any] | None, task_id: str) -> None:
     if headers and RESERVATION in headers:
         release_later(headers[RESERVATION], task_id)
+
+
+def follow_messages() -> None:
+    """Connect the signals by which workers tell what becomes of a message."""
+    for signal, receiver in (
+        (task_received, _note_arrival),
+        (task_postrun, _after_run),
+        (task_internal_error, _after_internal_error),
+        (task_revoked, _after_revocation),
+        (task_failure, _after_failure),
+        (task_retry, _after_cancellation),
+        (task_unknown, _after_refusal),
+        (task_rejected, _after_refusal),
+        (worker_ready, _watch_decoding),
+    ):
+        signal.connect(receiver, weak=False)

@@ -156,7 +156,7 @@ class _Process:
 
 
 class Use:
-    """Whether this process holds locks or waits for them; ``holds`` registers itself."""
+    """Whether this process holds locks or waits for them; the package ``locks`` sets it."""
 
     is_idle: Callable[[], bool] = staticmethod(lambda: True)
 

@@ -57,13 +57,9 @@ class Job(Protocol):
 _makers: list[Callable[[BackgroundWorker], Job]] = []
 
 
-Maker = Callable[["BackgroundWorker"], Job]
-
-
-def add_job(make: Maker, *, first: bool = False, after: Maker | None = None) -> None:
-    """Register a job of which each background worker makes one; it runs after those added before, as the ``first``, or
-    right ``after`` another one."""
-    _makers.insert(0 if first else len(_makers) if after is None else _makers.index(after) + 1, make)
+def add_jobs(*makers: Callable[[BackgroundWorker], Job]) -> None:
+    """Register jobs of which each background worker makes one; they run in this order, after those added before."""
+    _makers.extend(makers)
 
 
 class BackgroundWorker:
@@ -382,7 +378,3 @@ def clean_up(using: str, call: ScriptCall, until: float, again: bool = False, be
     its = worker(using)
     its.jobs[CleanUps].inbox.append(CleanUp(call, until, AGAIN_AFTER if again else 0.0))
     its.wake_by(begins_by)
-
-
-add_job(CleanUps)
-add_job(IdleConnections)

@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
+from django_rlock._monitoring.reporter import report_newcomers
 from django_rlock._redis.keys import stack_channel, stack_key
 from django_rlock._transport.calls import unavailable
 from django_rlock._transport.identity import new_request
@@ -272,5 +273,8 @@ def _read_stack(using: str, key: str) -> list[str] | None:
     return None
 
 
-INSPECTOR.describe, INSPECTOR.holder, INSPECTOR.owner = _describe, describe_holder, _describe_owner
-INSPECTOR.matching = iter_locks
+def follow_locks() -> None:
+    """Describe locks and their holders for the layers below, and begin to report the locks of this process."""
+    INSPECTOR.describe, INSPECTOR.holder, INSPECTOR.owner = _describe, describe_holder, _describe_owner
+    INSPECTOR.matching = iter_locks
+    report_newcomers()

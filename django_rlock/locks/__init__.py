@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Unpack, overload
 
+from django_rlock._transport.identity import Use
+from django_rlock._transport.worker import CleanUps, IdleConnections, add_jobs
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.counters import CountDownLatch
 from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
+from django_rlock.locks.forced import ForcedReleaseWatcher, watch_forced_releases
+from django_rlock.locks.heartbeats import Heartbeats, heartbeat_soon
+from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import MultiLock
 from django_rlock.locks.options import (
     DURATIONS,
@@ -25,6 +30,7 @@ from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackof
 from django_rlock.locks.readwrite import LimitedLock, Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
 from django_rlock.locks.semaphore import Semaphore
+from django_rlock.locks.watchdog import Renewals
 from django_rlock.settings import DEFAULT_ALIAS, parsed_entry, unknown_alias
 
 __all__ = [
@@ -204,3 +210,13 @@ def named_lock(*names: str, using: str, **options: Any) -> BaseLock:
         names = tuple(map(CompleteName, names))
     made: BaseLock = rlock(*names, using=using, **options)
     return made
+
+
+# --- what the layers below call ---------------------------------------------------------------------------------------
+
+# Named here, since the import of a module must have no effect: Python 3.15 can defer it until the module is used.
+
+add_jobs(Renewals, ForcedReleaseWatcher, CleanUps, IdleConnections, Heartbeats)
+watch_forced_releases()
+WAITS.hurry = heartbeat_soon
+Use.is_idle = lambda: not HOLDS.table and not WAITS

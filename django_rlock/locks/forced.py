@@ -19,7 +19,7 @@ from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall, run_sy
 from django_rlock._transport.identity import Owner, new_request
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import background_driver, listeners
-from django_rlock._transport.worker import RETRY, BackgroundWorker, add_job, clean_up, worker
+from django_rlock._transport.worker import RETRY, BackgroundWorker, clean_up, worker
 from django_rlock.locks.holds import HOLDS, NEWCOMERS
 from django_rlock.locks.kinds import AbstractLock, Forced, force_release_call, forced_channel, retire_call
 from django_rlock.locks.mutex import serialized
@@ -310,7 +310,8 @@ def _watcher_of(hold: Hold) -> ForcedReleaseWatcher:
     return watcher
 
 
-FORCED_RELEASES.listen = lambda hold: _watcher_of(hold).add(hold)
-FORCED_RELEASES.how_freed = lambda hold: _watcher_of(hold).how_freed(hold)
-FORCED_RELEASES.confirm = _are_confirmed
-add_job(ForcedReleaseWatcher, after=Renewals)
+def watch_forced_releases() -> None:
+    """Let the watchdog use the watcher."""
+    FORCED_RELEASES.listen = lambda hold: _watcher_of(hold).add(hold)
+    FORCED_RELEASES.how_freed = lambda hold: _watcher_of(hold).how_freed(hold)
+    FORCED_RELEASES.confirm = _are_confirmed

@@ -24,7 +24,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import background_driver, commands_to, listener
-from django_rlock._transport.worker import RETRY, SLOWEST_TICK, BackgroundWorker, add_job, worker
+from django_rlock._transport.worker import RETRY, SLOWEST_TICK, BackgroundWorker, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named, leave_javas_call
 from django_rlock.locks.records import Wait
@@ -302,7 +302,3 @@ def _hurry(lock: Named, within: float) -> BackgroundWorker:
     its = worker(lock.using)
     its.jobs[Heartbeats].hurried.append((LockKey(lock.key, lock.kind), within))
     return its
-
-
-WAITS.hurry = heartbeat_soon
-add_job(Heartbeats)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork
 from django_rlock._core.threads import snapshot
-from django_rlock._transport.identity import Owner, Use
+from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockNotOwnedError
 from django_rlock.locks.records import Hold, Key, Spot, Wait, Work, key_of, spot_of
 
@@ -269,7 +269,7 @@ class Waits:
     """Waits of this process, in the order in which they began."""
 
     hurry: Callable[[Named], object] = staticmethod(lambda _lock: None)
-    """Called with a lock that may have become free earlier than its waiters expect; ``heartbeats`` registers itself."""
+    """Called with a lock that may have become free earlier than its waiters expect; the package ``locks`` sets it."""
 
     def __init__(self) -> None:
         self._table: dict[int, Wait] = {}
@@ -343,4 +343,3 @@ def _after_fork() -> None:
 
 
 on_fork("holds", _after_fork)
-Use.is_idle = lambda: not HOLDS.table and not WAITS

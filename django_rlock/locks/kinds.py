@@ -325,7 +325,7 @@ class Forced(NamedTuple):
         """A message that is no such list is a key."""
         with suppress(ValueError, RecursionError):
             words = json.loads(payload)
-            if isinstance(words, list) and len(words) == 3 and all(isinstance(word, str) for word in words):
+            if isinstance(words, list) and [*map(type, words)] == [str, str, str]:
                 return cls(words[0], words[1], printable(words[2][:_MAX_TEXT]))
         return cls(payload)
 

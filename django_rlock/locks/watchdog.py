@@ -21,7 +21,7 @@ from django_rlock._core.process import on_restore
 from django_rlock._core.text import printable
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
-from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, add_job, clean_up, worker
+from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, clean_up, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import Hold, Key
@@ -51,7 +51,7 @@ FREED = "another owner or an operator freed it, or the server lost it"
 
 
 class ForcedReleases:
-    """The watcher of forced releases; ``forced`` registers itself."""
+    """The watcher of forced releases; see ``forced.watch_forced_releases()``."""
 
     listen: Callable[[Hold], object] = staticmethod(lambda _hold: None)
     """Called with a hold that was taken, or whose lease has changed."""
@@ -350,5 +350,4 @@ def _lose_all() -> None:
         lose(hold, RESTORED)
 
 
-add_job(Renewals, first=True)
 on_restore("holds", _lose_all)

@@ -2,6 +2,7 @@
 the ``try`` or ``with`` that the whole loop is in: https://github.com/python/cpython/issues/108214.
 """
 
+import ast
 import dis
 import sys
 from collections.abc import Iterator
@@ -61,6 +62,46 @@ def test_every_jump_back_is_covered():
         for line in lines_outside(code)
     ]
     assert found == []
+
+
+INLINED = {"all", "any", "tuple"}
+"""Functions whose call with a generator expression is a loop of the caller, from Python 3.14 on."""
+
+
+def is_inlined(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[ast.GeneratorExp()]):
+            return name in INLINED
+    return False
+
+
+def inlined_in_blocks(node: ast.AST, is_inside: bool = False) -> Iterator[int]:
+    """The lines of such calls in a ``try`` or ``with`` of the same function."""
+    if is_inside and is_inlined(node):
+        yield node.lineno  # type: ignore[attr-defined]
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for name, parts in ast.iter_fields(node):
+        is_body = name == "body" and isinstance(node, ast.Try | ast.With | ast.AsyncWith)
+        for part in parts if isinstance(parts, list) else [parts]:
+            if isinstance(part, ast.AST):
+                yield from inlined_in_blocks(part, is_body or (is_inside and not is_function))
+
+
+def test_no_call_in_a_block_becomes_a_loop():
+    """Older Pythons show no such loop. Write the loop down, in a function of its own, or call map()."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for line in inlined_in_blocks(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+def test_a_call_that_becomes_a_loop_is_found():
+    code = (
+        "with lock:\n    all(each for each in found)\n    lambda: all(each for each in found)\nany(each for each in a)"
+    )
+    assert [*inlined_in_blocks(ast.parse(code))] == [2]
 
 
 def block_with_a_condition(lock, steps):

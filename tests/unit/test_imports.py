@@ -1,5 +1,6 @@
 """What ``import django_rlock`` loads: each module costs every process of a project some of its start."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -111,3 +112,68 @@ def test_nothing_is_loaded_that_a_subinterpreter_refuses() -> None:
     """Its extension supports the main interpreter only; without it, stacks of other threads are missing in errors."""
     program = "import sys, django_rlock; sys.exit('faulthandler' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# --- imports that Python defers ---------------------------------------------------------------------------------------
+
+OWN_AFFAIRS = {"on_fork", "on_restore", "on_exit", "on_changed_settings", "when_left", "when_unclaimed"}
+"""Functions by which a module asks to be called for what it has itself: until it is executed, it has nothing."""
+NAMING = {
+    "locks/__init__.py",  # executed by whoever uses a lock
+    "celery.py",  # a task
+    "admin.py",  # Django's admin
+    "_core/process.py",  # anything that the process owns
+}
+"""The files that register something, theirs or that of other modules."""
+
+
+def effects_of(path: Path) -> list[str]:
+    """What a module changes or calls in others when it is executed."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    imported = {name.asname or name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    changed = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Attribute)]
+    statements = [node.value for node in body if isinstance(node, ast.Expr)]
+    decorators = [each for node in body if isinstance(node, ast.FunctionDef) for each in node.decorator_list]
+    called = [each.func for each in statements if isinstance(each, ast.Call)]
+    called += [each.func for each in decorators if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
+    names = [ast.unparse(each).split(".") for each in [*changed, *called]]
+    return [".".join(each) for each in names if each[0] in imported and each[-1] not in OWN_AFFAIRS]
+
+
+def test_no_import_changes_another_module() -> None:
+    """With ``-X lazy_imports=all``, Python 3.15 executes a module when it is used, so it can't register itself."""
+    package = Path(django_rlock.__file__).parent
+    found = {path.relative_to(package).as_posix(): effects_of(path) for path in package.rglob("*.py")}
+    assert {name: each for name, each in found.items() if each and name not in NAMING} == {}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "dont_write_bytecode",
+        pytest.param("lazy_imports=all", marks=pytest.mark.skipif(sys.version_info < (3, 15), reason="of Python 3.15")),
+    ],
+)
+def test_whoever_uses_a_lock_has_all_that_serves_it(option: str) -> None:
+    program = """
+import django
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["django_rlock"])
+django.setup()
+from celery.signals import task_received, worker_init
+from django_rlock import rlock
+from django_rlock.celery import LockedTask
+rlock("stock:42"), LockedTask
+from django_rlock._transport.worker import worker
+from django_rlock.locks.holds import INSPECTOR, NEWCOMERS, WAITS
+from django_rlock.locks.watchdog import FORCED_RELEASES
+print(*(each.__name__ for each in worker("default").jobs))
+print(*(each.__module__.rpartition(".")[2] for each in (INSPECTOR.holder, NEWCOMERS.notify, WAITS.hurry)), end=" ")
+print(FORCED_RELEASES.confirm.__module__.rpartition(".")[2], len(task_received.receivers), len(worker_init.receivers))
+"""
+    told = subprocess.run([sys.executable, "-X", option, "-c", program], check=True, capture_output=True, text=True)
+    assert told.stdout.splitlines() == [
+        "Renewals ForcedReleaseWatcher CleanUps IdleConnections Heartbeats",
+        "inspection reporter heartbeats forced 1 2",
+    ]
