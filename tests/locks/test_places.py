@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from django.conf import settings as django_settings
 
-from django_rlock import FairLock, LockNotOwnedError, MultiLock, ReadLock, WriteLock, rlock
+from django_rlock import FairLock, LockLostError, LockNotOwnedError, MultiLock, ReadLock, WriteLock, rlock
 from django_rlock._transport.identity import Owner
 from django_rlock.locks.holds import HOLDS, Holds
 from django_rlock.locks.places import PLACES, first_alias
@@ -66,6 +66,18 @@ def other_address(settings, tmp_path):
     (tmp_path / "redis").symlink_to(path)
     settings.CACHES = {"default": entry, "other": {**entry, "LOCATION": f"unix://{tmp_path / 'redis'}?{rest}"}}
     settings.RLOCK = {"default": {}, "other": {"CACHE": "other"}}
+
+
+async def test_under_a_name_two_addresses_of_a_server_are_as_two_processes(binding, other_address):
+    """They share the lock, and each has a hold: docs/owners.md."""
+    outer, inner = [FairLock("stock:1", owner="order 7", using=alias) for alias in ("default", "other")]
+    await binding.acquire(outer)
+    await binding.acquire(inner)
+    assert [hold.count for hold in HOLDS.snapshot()] == [1, 1]
+    await binding.release(inner)
+    assert not await binding.call(outer, "locked")
+    with pytest.raises(LockLostError):
+        await binding.release(outer)
 
 
 async def test_under_another_address_of_the_server_its_holder_waits_too(binding, other_address, kind):
