@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -56,16 +56,15 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     RLOCK names no server for locks, and the default cache has no Redis. W013: two aliases share their locks, but differ
     in an option of the queue.
     """
+    usable, refusals = _examined()
     errors: list[CheckMessage] = [
         _warning("W010", str(error), "With --deploy, this is an error.")
         if isinstance(error, NoPlaceError)
         else _error("E001", str(error), "Correct RLOCK or CACHES.")
-        for error in _refusals()
+        for error in refusals
     ]
-    if errors:
-        return errors
-    doubts = (found for alias in get_aliases() for found in _doubts(get_settings(alias)))
-    return [*_no_default(), *_different_twins(), *doubts]
+    doubts = (found for alias in usable for found in _doubts(get_settings(alias)))
+    return [*errors, *([] if errors else _no_default()), *_different_twins(usable), *doubts]
 
 
 def check_deployment(**_: Any) -> list[CheckMessage]:
@@ -75,11 +74,11 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     uWSGI runs no threads. W009: locks are on a server of this machine. W011: other users may replace the folder of that
     server. E003: locks are in each process's memory. E004: W010, where it is an error.
     """
-    if refusals := list(_refusals()):
-        unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
-        return [_error("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
-    found = [message for alias in get_aliases() for message in _risks(get_settings(alias))]
-    return [*found, *_no_threads()]
+    usable, refusals = _examined()
+    unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
+    errors = [_error("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
+    risks = (found for alias in usable for found in _risks(get_settings(alias)))
+    return [*errors, *risks, *_no_threads()]
 
 
 def _warning(number: str, text: str, advice: str) -> CheckMessage:
@@ -94,18 +93,22 @@ def _hint(advice: str, number: str) -> str:
     return f"{advice} See the documentation of django-rlock: {PLACE}#django_rlock{number.lower()}"
 
 
-def _refusals() -> Iterator[ImproperlyConfigured]:
+def _examined() -> tuple[list[str], list[ImproperlyConfigured]]:
+    """The aliases that are usable, and the errors of the others, or of RLOCK as a whole; makes no connection."""
+    usable: list[str] = []
+    refusals: list[ImproperlyConfigured] = []
     try:
         aliases = get_aliases()
     except ImproperlyConfigured as error:
-        yield error
-        return
+        return [], [error]
     for alias in aliases:
         try:
             for server in server_aliases(alias):
-                check_entry(server)  # makes objects, no connection
+                check_entry(server)
+            usable.append(alias)
         except ImproperlyConfigured as error:
-            yield error
+            refusals.append(error)
+    return usable, refusals
 
 
 def _no_default() -> Iterator[CheckMessage]:
@@ -120,8 +123,8 @@ _OF_LOCKS = "KIND", "CLAIM_TIME", "WAITER_ALIVE_TIME"
 """The options that describe a lock and its queue; the others describe one use of the lock."""
 
 
-def _different_twins() -> Iterator[CheckMessage]:
-    for alias in get_aliases():
+def _different_twins(aliases: Iterable[str]) -> Iterator[CheckMessage]:
+    for alias in aliases:
         first, own = get_settings(first_alias(alias)), get_settings(alias)
         pairs = {name: [getattr(each, name.lower()) for each in (first, own)] for name in _OF_LOCKS}
         found = {name: values for name, values in pairs.items() if values[0] != values[1]}

@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._core.clock import LONGEST, limit_for
 from django_rlock._core.process import forget_settings, remembered
 from django_rlock._core.redis_py import EXAMPLE, SCHEMES, is_well_formed, locations
-from django_rlock._core.text import shown, suggestion
+from django_rlock._core.text import redacted, shown, suggestion
 
 DEFAULT_ALIAS = "default"
 STORES = ("cache", "embedded", "memory")
@@ -39,6 +39,8 @@ SHORTEST_LEASES = 20
 """The shortest lease of a RedLock, as a multiple of NODE_TIMEOUT."""
 NODE_MARK = "#"
 """Separates an alias with NODES from the number of one of its nodes."""
+_MISNAMED: Any = object()
+"""The entry of an alias whose name is wrong."""
 HEARTBEAT_SHARE = 0.3
 """A process sends heartbeats for its waiters at intervals of this share of their alive time."""
 
@@ -293,7 +295,7 @@ def changed_entries(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Itera
 
 
 def get_aliases() -> list[str]:
-    """All aliases, including ``default`` even if RLOCK does not name it."""
+    """All aliases, including ``default`` even if RLOCK does not name it, and aliases whose entry or name is wrong."""
     return sorted({DEFAULT_ALIAS, *_entries()})
 
 
@@ -321,6 +323,8 @@ def parsed_entry(alias: str) -> AliasSettings:
     if alias not in entries and alias != DEFAULT_ALIAS:
         return _node_settings(alias)
     options = entries.get(alias, {})
+    if options is _MISNAMED:
+        raise ImproperlyConfigured(f"An alias in RLOCK must be a string without '#' and '://', not {shown(alias)}.")
     if not isinstance(options, dict):
         raise ImproperlyConfigured(
             f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.{_meant_for_default(alias)}"
@@ -361,14 +365,10 @@ def _entries() -> dict[str, Any]:
         entries = {}
     if not isinstance(entries, dict):
         raise ImproperlyConfigured(f"RLOCK must be a dict of alias → options, not {type(entries).__name__}.")
-    for alias in entries:
-        if not isinstance(alias, str) or NODE_MARK in alias or is_url(alias):
-            raise ImproperlyConfigured(
-                f"An alias in RLOCK must be a string without {NODE_MARK!r} and '://', not {shown(alias)}."
-            )
     for change in _changes:
         entries = change(entries)
-    return entries
+    named = {key: entries[key] for key in entries if isinstance(key, str) and not (NODE_MARK in key or is_url(key))}
+    return {redacted(str(key)): _MISNAMED for key in entries if key not in named} | named
 
 
 def _meant_for_default(name: str) -> str:

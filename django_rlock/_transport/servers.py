@@ -212,9 +212,9 @@ def _improperly_configured(using: str, entry: str) -> Iterator[None]:
     """Turn any error of the backend or redis-py about an entry into ImproperlyConfigured, without passwords."""
     try:
         yield
-    except ImproperlyConfigured:
-        raise
-    except Exception as error:  # noqa: BLE001 - of classes that the entry names
+    except Exception as error:  # of classes that the entry names
+        if isinstance(error, ImproperlyConfigured) and str(error).startswith("RLOCK["):
+            raise
         raise ImproperlyConfigured(
             f"RLOCK[{using!r}] uses CACHES[{redacted(entry)!r}], from which no client can be made: "
             f"{redacted(str(error))} ({type(error).__name__}). Correct that entry."
@@ -229,8 +229,9 @@ def cluster_client(using: str) -> ClusterClient | None:
     made = _redis_cache(using)
     if isinstance(made, RedisCache) or django_redis is None:
         return None
-    factory = made.client.connection_factory
-    return factory.connect(primary_url(made)) if isinstance(factory, ClusterFactory) else None
+    with _improperly_configured(using, get_settings(using).cache):
+        factory = made.client.connection_factory
+        return factory.connect(primary_url(made)) if isinstance(factory, ClusterFactory) else None
 
 
 @remembered("connections")

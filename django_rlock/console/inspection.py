@@ -116,7 +116,8 @@ def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
 def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
     """The ``lock_info`` of several locks, read in a few round trips; free locks are left out. Errors are as there."""
     locks = [named_lock(name, using=using) for name in names]
-    survey = Survey([using], ", ".join(lock.key for lock in locks))
+    prefix = get_settings(using).key_prefix
+    survey = Survey([using], ", ".join(prefix + lock.name for lock in locks))
     found = survey.read((using, lock.name) for lock in locks)
     deadlocks = survey.deadlocks()
     for error in survey.errors.values():

@@ -27,8 +27,22 @@ BAD = [
     {"default": {"NODES": ["redis://one", "redis://:se/secret@two:6379", "redis://three"]}},
     {"default": {"CACHE": "away"}},
     {"default": {"CACHE": "memory"}},
-    {"redis://:secret@host": {}},
 ]
+
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+WRONG: dict[str, tuple[dict[Any, Any], object]] = {
+    "an alias that is a URL": ({"redis://:secret@host": {}}, None),
+    "an alias that is a number": ({5: {}}, None),
+    "no options": ({"orders": 5}, None),
+    "a misspelt option": ({"orders": {"KNID": "fair"}}, None),
+    "a bad URL in NODES": ({"orders": {"NODES": ["redis://one", "redis://:se/secret@two:6379", "redis://c"]}}, None),
+    "a bad URL in its cache": ({"orders": {"CACHE": "bad"}}, {"BACKEND": DJANGO_REDIS, "LOCATION": "redis://h:port"}),
+    "a cache that is no dict": ({"orders": {"CACHE": "bad"}}, "redis://:secret@host"),
+    "no backend": ({"orders": {"CACHE": "bad"}}, {"LOCATION": "redis://host"}),
+    "a misspelt backend": ({"orders": {"CACHE": "bad"}}, {"BACKEND": "django_redis.Cache", "LOCATION": "redis://h"}),
+    "no location": ({"orders": {"CACHE": "bad"}}, {"BACKEND": DJANGO_REDIS}),
+}
+"""Entries of RLOCK beside a good one, and of CACHES["bad"]."""
 
 
 @pytest.fixture
@@ -67,15 +81,25 @@ def test_one_text_everywhere(caches: None, settings: Settings, operator: Client,
         assert said(operator) == [expected]
 
 
-def test_the_admin_shows_the_locks_of_good_aliases_beside_the_errors_of_bad_ones(
-    settings: Settings, operator: Client, redis_client: redis.Redis
+@pytest.mark.parametrize(("entries", "cache"), WRONG.values(), ids=WRONG)
+def test_each_alias_stands_for_itself(
+    settings: Settings, operator: Client, redis_client: redis.Redis, entries: dict[Any, Any], cache: object
 ) -> None:
     plant_locks(redis_client, 2, 1)
-    settings.RLOCK = {"bad": {"KIND": "fare"}, "worse": 5, "default": {}}
+    settings.CACHES = {**settings.CACHES, "bad": cache} if cache else settings.CACHES
+    settings.RLOCK = {"default": {}, **entries}
+    [expected] = told_by_the_check()
     page = text(operator, LIST)
-    assert sorted(rows(page)) == ["stock:0", "stock:1"]
-    assert problems(page) == told_by_the_check()
-    assert len(problems(page)) == 2
+    assert (sorted(rows(page)), problems(page)) == (["stock:0", "stock:1"], [expected])
+    refreshed = operator.get(JSON)
+    assert (refreshed.status_code, refreshed.json()["problems"]) == (200, [expected])
+    for command in (["rlock_list"], ["rlock_info", "stock:1"]):
+        status, message, printed = fails(*command, "--format", "json")
+        assert (status, message) == (ERROR, expected)
+        assert "stock:1" in printed
+    found = json.loads(fails("rlock_doctor", "--format", "json")[2])
+    assert "version" in {each["check"] for each in found if each["alias"] == "default"}
+    assert [each["text"] for each in found if each["check"] == "settings"] == [expected]
 
 
 @pytest.mark.parametrize("command", [["rlock_list"], ["rlock_release", "--dead", "--no-input"]])

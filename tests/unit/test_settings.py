@@ -135,11 +135,15 @@ def test_a_lock_is_refused_while_another_alias_is_wrong(settings, entry):
 @pytest.mark.parametrize("alias", [5, None, ("a", "b"), "quorum#0", "redis://:secret@host"])
 def test_alias_that_is_no_name(settings, alias):
     settings.RLOCK = {alias: {}, "orders": {}}
+    [misnamed] = set(get_aliases()) - {"default", "orders"}
     with pytest.raises(
         ImproperlyConfigured, match="An alias in RLOCK must be a string without '#' and '://'"
     ) as caught:
-        get_aliases()
-    assert "secret" not in str(caught.value)
+        get_settings(misnamed)
+    assert "secret" not in misnamed + str(caught.value)
+    assert get_settings("orders").cache == "default"
+    with pytest.raises(ImproperlyConfigured, match="An alias in RLOCK must be a string"):
+        rlock("stock:1", using="orders").acquire()
 
 
 USING: list[object] = [

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 import redis
-from django.core.checks import Tags, run_checks
+from django.core.checks import CheckMessage, Tags
+from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
@@ -33,7 +34,7 @@ from django_rlock.management.output import (
 from django_rlock.settings import get_aliases, get_settings
 
 OURS = "django_rlock."
-"""The prefix of the ids of this package's checks."""
+"""The prefix of this package's modules."""
 
 
 class Command(ShellCommand):
@@ -108,13 +109,19 @@ def _findings(using: str | None, java: bool) -> Iterator[Finding]:
         aliases = get_aliases() if using is None else [using]
     except ImproperlyConfigured:  # RLOCK as a whole: its check says so
         aliases = []
-    messages = run_checks(tags=[Tags.caches], include_deployment_checks=True)
-    yield from findings_of([message for message in messages if str(message.id).startswith(OURS)])
+    yield from findings_of(list(_messages()))
     for examine in (diagnose, diagnose_java) if java else (diagnose,):
         # All at once: each may wait for a distant server.
         for call in [threads.Call(partial(list, examine(alias))).start() for alias in aliases]:
             call.wait()
             yield from call.result()
+
+
+def _messages() -> Iterator[CheckMessage]:
+    """The messages of this package's checks of RLOCK and CACHES. Django's own raise errors for some wrong entries."""
+    for check in registry.get_checks(include_deployment_checks=True):
+        if check.__module__.startswith(OURS) and Tags.caches in check.tags:
+            yield from check(app_configs=None, databases=None)
 
 
 # --- Java clients -----------------------------------------------------------------------------------------------------
