@@ -15,15 +15,18 @@ from urllib.parse import unquote_plus
 
 HIDDEN = "***"
 _SECRETS = "pass", "secret", "token"
-_SECRET_NAME = rf"[\w.-]*(?:{'|'.join(_SECRETS)})[\w.-]*"
+# Each pattern reads a text once, since a server or a client may have sent a long one: no part is tried in two ways.
+# Hence the "++", after which nothing is given back, and the look ahead for a word that tells a secret.
+_SECRET_NAME = rf"(?=[\w.-]*(?:{'|'.join(_SECRETS)}))[\w.-]++"
 # Patterns are compiled on first use: that takes longer than most modules take to import, and few processes need it.
 _QUOTED = r"""b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?=[\s,)}\]]|$)"""
 # Raw passwords contain slashes, at signs and question marks, so only white space certainly ends a URL.
-_CREDENTIALS = r"(?<=://)\S*@"
+_URL = r"(?<=://)\S++"
 # Without an @, what follows a colon is a port or, where the host is missing, a password.
 _PORT = r"""\d{1,5}(?:/\d*/?)?(?:\?[\w%]+=|[,;]\w+://|[,;.:'")\]}>]*(?:\s|$))"""
 _NO_HOST = rf"(?<=://)((?:\[[^\s\[\]]*\]|(?:(?![,;]\w+://)[^\s:/?#@\[\]])*):)(?!(?<!://:){_PORT})\S+"
-_IN_QUERY = r"[?&]([^\s=&?]*)=(?=([^\s&]*))"
+_IN_QUERY = r"[?&]([^\s=&?]*)="
+_VALUE = r"[^\s&]*"
 # As objects of redis-py 6 show themselves: raw, so a value may contain commas and brackets, and nothing certainly ends
 # it. Later versions hide it themselves, and what follows says why they failed.
 _ASSIGNED = rf"(?is)(?<![\w.?&%-])({_SECRET_NAME}=)(?!<REDACTED>).*"
@@ -42,7 +45,7 @@ def redacted(text: str) -> str:
 
     A URL ends at white space, a value after ``=`` with the text.
     """
-    text = re.sub(_CREDENTIALS, f"{HIDDEN}@", "".join(_without_secrets_in_queries(text)))
+    text = re.sub(_URL, _without_credentials, "".join(_without_secrets_in_queries(text)))
     for secret in (_NO_HOST, _IN_DICT, _ASSIGNED):
         text = re.sub(secret, rf"\1{HIDDEN}", text)
     return text
@@ -71,19 +74,24 @@ def suggestion(name: object, known: Iterable[object]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
+def _without_credentials(url: re.Match[str]) -> str:
+    _credentials, at, host = url[0].rpartition("@")
+    return f"{HIDDEN}@{host}" if at else host
+
+
 def _without_secrets_in_queries(text: str) -> Iterator[str]:
     """The text in pieces. Of a value without a secret only the name is a piece, as it may contain another query."""
     start = 0
     for found in re.finditer(_IN_QUERY, text):
         if found.start() < start:
             continue  # inside a secret
-        name, value = found.groups()
         yield text[start : found.end()]
         start = found.end()
-        if _is_secret(unquote_plus(name)):
+        if _is_secret(unquote_plus(found[1])):
+            value = re.compile(_VALUE).match(text, start)
             # Either "@" is part of the password, or it ends one that contains all of this: hide what is before it too.
-            yield f"{HIDDEN}@{HIDDEN}" if "@" in value else HIDDEN
-            start += len(value)
+            yield f"{HIDDEN}@{HIDDEN}" if value and "@" in value[0] else HIDDEN
+            start = value.end() if value else start
     yield text[start:]
 
 

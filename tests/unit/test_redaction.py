@@ -214,3 +214,10 @@ def test_what_is_left_around_named_secrets(text, expected):
 )
 def test_what_is_left(value, expected):
     assert shown(value) == expected
+
+
+@pytest.mark.parametrize("part", ["://", "?a=", "://a:1,", "?secret=", "://[", "pass", "'pass", "token-"])
+@pytest.mark.parametrize("before", ["", "'"])
+def test_a_long_text_is_read_once(before, part):
+    # It would take minutes to read each rest of the text again.
+    assert redacted(before + part * (1_000_000 // len(part)))
