@@ -158,3 +158,16 @@ def test_ci_runs_on_all_that_are_classified() -> None:
     assert {django for _, django in pairs} == {
         *re.findall(r"Framework :: Django :: (\d\.\d)$", classifiers, re.MULTILINE)
     }
+
+
+def test_a_release_is_made_by_pinned_programs_only():
+    workflows = ROOT / ".github/workflows"
+    used = [name for file in workflows.glob("*.yml") for name in re.findall(r"uses: (\S+)", file.read_text())]
+    assert [name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
+    pinned = (workflows / "release.txt").read_text()
+    assert "://" not in pinned  # the index is that of the user's pip
+    blocks = re.split(r"\n(?=[a-z])", re.sub("#.*\n", "", pinned).strip())
+    assert [each for each in blocks if not re.match(r"[\w.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", each)] == []
+    names = {each.partition("==")[0] for each in blocks}
+    assert {"build", "hatchling", "pip-audit", "twine"} <= names
+    assert "pipx" not in (workflows / "release.yml").read_text()
