@@ -25,8 +25,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
+from django_rlock._core.errors import FILE_ADVICE
 from django_rlock._core.foreign import admins_of
-from django_rlock._core.redis_py import UNSET_TIMEOUT, databases, is_djangos
+from django_rlock._core.redis_py import UNSET_TIMEOUT, databases, is_djangos, unreadable_file
 from django_rlock._transport.servers import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock._web.calls import Options
 from django_rlock._web.decorator import OPERATIONS, PLACES, TEMPLATES, Decorator, without_a_template
@@ -72,13 +73,14 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
 
     W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
     uWSGI runs no threads. W009: locks are on a server of this machine. W011: other users may replace the folder of that
-    server. E003: locks are in each process's memory. E004: W010, where it is an error.
+    server. W014: a file of TLS cannot be read. E003: locks are in each process's memory. E004: W010, where it is an
+    error.
     """
     usable, refusals = _examined()
     unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
     errors = [_error("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
     risks = (found for alias in usable for found in _risks(get_settings(alias)))
-    return [*errors, *risks, *_no_threads()]
+    return [*errors, *risks, *_unreadable_files(usable), *_no_threads()]
 
 
 def _warning(number: str, text: str, advice: str) -> CheckMessage:
@@ -206,6 +208,14 @@ def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
             f"{limit or UNSET_TIMEOUT:g} s, but a lease of {options.watchdog_timeout:g} s allows for {most:g} s only."
         )
         yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
+
+
+def _unreadable_files(aliases: Iterable[str]) -> Iterator[CheckMessage]:
+    for alias in aliases:
+        for server in server_aliases(alias):
+            if error := unreadable_file(source(server).options):
+                text = f"RLOCK[{alias!r}] connects by TLS, but {error.filename!r} cannot be read: {error.strerror}."
+                yield _warning("W014", text, FILE_ADVICE)
 
 
 def _of_one_place(options: AliasSettings) -> CheckMessage:

@@ -188,8 +188,22 @@ def connection_end_in(replies: Sequence[Any]) -> RedisError | None:
     return next((reply for reply in replies if isinstance(reply, RedisError) and ends_connection(reply)), None)
 
 
+FILE_ADVICE = "Restore this file, or correct its path and its rights in the ssl_… options of CACHES."
+
+
+def unreadable_in(error: BaseException | None) -> OSError | None:
+    """The error of a file with a certificate or key that cannot be read, if that is why connecting failed."""
+    while error is not None:
+        if isinstance(error, OSError) and error.filename is not None:  # sockets' errors name no file
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def is_down(error: BaseException | None) -> bool:
     """Whether nothing listens at the server's address."""
+    if unreadable_in(error):
+        return False
     while error is not None:
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # the latter for a unix socket
             return True

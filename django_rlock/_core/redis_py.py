@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -142,6 +143,30 @@ _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "socket_timeout": _LIMIT,
     "socket_connect_timeout": _LIMIT,
 }
+
+
+_FILES = "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"
+
+
+def unreadable_file(options: Mapping[str, Any]) -> OSError | None:
+    """The error of the first file or folder in redis-py's options for TLS that cannot be read."""
+    for path in filter(None, map(options.get, _FILES)):
+        try:
+            os.close(os.open(path, os.O_RDONLY))  # folders, too
+        except OSError as error:
+            return error
+    return None
+
+
+@contextmanager
+def naming_files(options: Mapping[str, Any]) -> Iterator[None]:
+    """Name the unreadable file in an error of the block, which connects: OpenSSL's errors do not."""
+    try:
+        yield
+    except (OSError, RedisError):
+        if unreadable := unreadable_file(options):
+            raise RedisConnectionError(f"{unreadable.filename} cannot be read: {unreadable.strerror}") from unreadable
+        raise
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.errors import clearer, is_down, is_final, meaning_of
+from django_rlock._core.errors import FILE_ADVICE, clearer, is_down, is_final, meaning_of, unreadable_in
 from django_rlock._core.text import reason_of
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
@@ -489,11 +489,9 @@ def backoff(tries: int, shortest: float, longest: float) -> float:
 
 def unavailable(name: str, error: Exception, noun: str = "lock") -> LockUnavailableError:
     """The error for a server that is unreachable or refuses, with advice if the reason is known."""
-    text, advice = reason_of(error), None
     meaning = meaning_of(error)
-    if meaning is not None:
-        if meaning.text is not None:
-            text = meaning.text.format(noun=noun)
-        if meaning.advice is not None:
-            advice = f"Nothing was changed; {meaning.advice[0].lower()}{meaning.advice[1:]}"
+    text = reason_of(error) if meaning is None or meaning.text is None else meaning.text.format(noun=noun)
+    advice = FILE_ADVICE if unreadable_in(error) else getattr(meaning, "advice", None)
+    if advice is not None:
+        advice = f"Nothing was changed; {advice[0].lower()}{advice[1:]}"
     return LockUnavailableError(name, reason=text, advice=advice, noun=noun)

@@ -28,6 +28,7 @@ from django_rlock._core.redis_py import (
     connection_of,
     limits,
     makes_its_own,
+    naming_files,
     noting_replies,
     prepared,
     take_socket,
@@ -309,9 +310,7 @@ _WANTS_NONE = "without any password configured"
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Source:
     """How to connect to one server. ``longest`` limits connecting and each reply, in seconds; None leaves the pool's
-    limits.
-
-    The pool's options are read for each connection, as a pool may change them: it may renew a password.
+    limits. The pool's options are read for each connection, as a pool may change them: it may renew a password.
     """
 
     pool: Any
@@ -352,7 +351,7 @@ class Source:
         opened = None
         try:
             opened = self._make(prepare)
-            with noting_replies(opened, partial(_note_reply, slot)):
+            with naming_files(self.pool.connection_kwargs), noting_replies(opened, partial(_note_reply, slot)):
                 opened.connect()
             return self._connection(take_socket(opened), slot)
         except MasterNotFoundError:  # whose text lists the objects of redis-py

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from django_rlock._core.errors import MEANINGS, Meaning, meaning_of
+from django_rlock._core.errors import FILE_ADVICE, MEANINGS, Meaning, meaning_of, unreadable_in
 from django_rlock._core.text import redacted
 
 LONGEST_TEXT = 200
@@ -27,10 +27,17 @@ class Cause(NamedTuple):
 
 _NO_TLS = "The server does not use TLS on this port: write redis:// instead of rediss://, or use its TLS port."
 _CLOSED = "Write rediss:// if the server accepts TLS only; read the log of the server, or of the proxy before it."
+_HOST = (
+    "Use a name of its certificate in LOCATION. If nodes or sentinels announce other addresses, map the addresses to "
+    "names by NODE_ADDRESSES, let the servers announce host names, or set ssl_check_hostname to False."
+)
+_PEM = "Compare the files that the ssl_… options name: a certificate in PEM form, and the key that belongs to it."
+_OTHER_TLS = "Compare the ssl_… options with the server's: does it need a client certificate?"
 _RESP3 = "Set 'protocol': 2 in the options of redis-py: the server, or a proxy before it, does not support RESP3."
 _REFUSED = "The server, or a provider or proxy before it, refuses; its text says why. Look it up in its documentation."
 _SLOTS = "Some slots have no node: redis-cli --cluster fix assigns them, redis-cli --cluster check lists them."
 _SENTINELS = "See the finding about the sentinels; if all of them reply, they count the primary as down: start it."
+_SOCKET = "Let this user read and write the server's socket: see unixsocketperm, and the socket's group."
 _PAUSED = "The server replies to other commands: a failover or CLIENT PAUSE stops writes; CLIENT UNPAUSE resumes them."
 
 _REFUSALS = (
@@ -41,6 +48,14 @@ _REFUSALS = (
 """Checks and advice by a part of an error that the server sent, in lower case."""
 
 _FAILURES = (
+    ("certificate has expired", "tls", "Renew the server's certificate."),
+    (
+        "certificate is not yet valid",
+        "tls",
+        "Correct the clock of this machine, or of the certificate's authority.",
+    ),
+    ("hostname mismatch", "tls", _HOST),
+    ("ip address mismatch", "tls", _HOST),
     (
         "certificate verify failed",
         "tls",
@@ -50,10 +65,31 @@ _FAILURES = (
     ("wrong_version_number", "tls", _NO_TLS),
     ("packet length too long", "tls", _NO_TLS),
     ("record layer failure", "tls", _NO_TLS),
+    ("pem lib", "tls", _PEM),
+    ("no_certificate_or_crl_found", "tls", _PEM),
+    ("key_values_mismatch", "tls", _PEM),
     ("slots are not covered", "cluster", _SLOTS),
     ("protocol error", "protocol", "Correct the port in CACHES: another program than Redis replies there."),
 )
 """The same for errors of redis-py and the system."""
+
+_BY_KIND: tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...] = (
+    (
+        (ssl.SSLError,),
+        "tls",
+        "{text}",
+        "Compare the ssl_… options with the server's: does it need a client certificate?",
+    ),
+    ((socket.gaierror,), "name", "{text}", "Correct the host name in CACHES, or the DNS."),
+    ((PermissionError,), "connection", "{text}", _SOCKET),
+    (
+        (ConnectionRefusedError, FileNotFoundError),
+        "connection",
+        "nothing listens at {where}",
+        "Start the server, or correct its address in CACHES.",
+    ),
+)
+"""Checks, texts and advice by the types of errors."""
 
 _BY_CODE = {
     "LOADING": "loading",
@@ -107,17 +143,15 @@ def _refusal(errors: list[BaseException], text: str) -> Cause | None:
 
 def _failure(errors: list[BaseException], where: str, text: str, by_tls: bool, has_replied: bool) -> Cause:
     """The cause if no server has explained it."""
+    if unreadable := next(filter(None, map(unreadable_in, errors)), None):
+        return Cause("tls", f"{where}: {unreadable.filename} cannot be read: {unreadable.strerror}", FILE_ADVICE)
     # A text tells more than the type of its error: many causes arrive as a ConnectionError.
     if known := _known(_FAILURES, errors, text):
         return known
-    kinds = tuple(map(type, errors))
-    if _any(kinds, ssl.SSLError):
-        return Cause("tls", text, "Compare the ssl_… options with the server's: does it need a client certificate?")
-    if _any(kinds, socket.gaierror):
-        return Cause("name", text, "Correct the host name in CACHES, or the DNS.")
-    if _any(kinds, ConnectionRefusedError, FileNotFoundError):
-        return Cause("connection", f"nothing listens at {where}", "Start the server, or correct its address in CACHES.")
-    if _any(kinds, TimeoutError, RedisTimeoutError):
+    for kinds, check, shown, advice in _BY_KIND:
+        if _any(errors, kinds):
+            return Cause(check, shown.format(where=where, text=text), advice)
+    if _any(errors, (TimeoutError, RedisTimeoutError)):
         return Cause("connection", f"no reply from {where} in time", _silence(by_tls, has_replied))
     return Cause("connection", text, _CLOSED)
 
@@ -134,8 +168,8 @@ def _silence(by_tls: bool, has_replied: bool) -> str:
     return f"Check that this port uses TLS, or write redis://. {advice}" if by_tls else advice
 
 
-def _any(kinds: tuple[type[BaseException], ...], *wanted: type[BaseException]) -> bool:
-    return any(issubclass(kind, wanted) for kind in kinds)
+def _any(errors: list[BaseException], kinds: tuple[type[BaseException], ...]) -> bool:
+    return any(isinstance(each, kinds) for each in errors)
 
 
 def _code(meaning: Meaning) -> str:

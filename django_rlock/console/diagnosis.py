@@ -18,7 +18,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, MovedError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import meaning_of
-from django_rlock._core.redis_py import slot_of
+from django_rlock._core.redis_py import slot_of, unreadable_file
 from django_rlock._core.text import redacted
 from django_rlock._redis.keys import redisson_channel, wake_channel
 from django_rlock._transport.calls import REPLY_GRACE
@@ -66,11 +66,17 @@ def _version(info: Info, options: AliasSettings) -> Seen:
 
 
 def _eviction(info: Info, _options: AliasSettings) -> Seen:
-    policy, most = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
+    policy, most = info.get("maxmemory_policy"), int(info.get("maxmemory", 0))
     if policy == "noeviction":
         return "eviction", "ok", "noeviction", ""
+    if policy is None:
+        text = "INFO hides maxmemory-policy, as some services do: with another one than noeviction a lock may be lost"
+        return "eviction", "warning", text, "Look it up in the console of the service, and choose noeviction there."
     text = f"maxmemory-policy is {policy}: an evicted lock is lost"
-    advice = "Set maxmemory-policy to noeviction, or give the locks a separate server."
+    advice = (
+        "Set maxmemory-policy to noeviction, on a managed service in its console or parameter group; or give the locks "
+        "a separate server."
+    )
     if most:
         return "eviction", "error", text, advice
     return "eviction", "warning", f"{text}, once maxmemory is set", advice
@@ -79,14 +85,15 @@ def _eviction(info: Info, _options: AliasSettings) -> Seen:
 def _memory(info: Info, _options: AliasSettings) -> Seen | None:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     text = f"{used / 1e6:.1f} of {most / 1e6:.1f} MB are used: a full server refuses locks"
-    advice = "Raise maxmemory or free memory, and keep locks away from a full cache."
+    advice = "Raise maxmemory (on a managed service, its size) or free memory, and keep locks away from a full cache."
     return _of_limit("memory", used, most, text, advice)
 
 
 def _clients(info: Info, _options: AliasSettings) -> Seen | None:
     connected, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
     text = f"{connected} of {most} connections are open: at the limit new processes get no locks"
-    return _of_limit("clients", connected, most, text, "Raise the server's maxclients, or use fewer clients.")
+    advice = "Raise the server's maxclients (on a managed service, its size), or use fewer clients."
+    return _of_limit("clients", connected, most, text, advice)
 
 
 def _of_limit(check: str, used: int, most: int, text: str, advice: str) -> Seen | None:
@@ -97,7 +104,10 @@ def _of_limit(check: str, used: int, most: int, text: str, advice: str) -> Seen 
 
 
 def _persistence(info: Info, options: AliasSettings) -> Seen:
-    advice = "Set appendonly yes; with NODES, QUARANTINE compensates for it."
+    advice = (
+        "Set appendonly yes, on a managed service in its console. If it has no such setting, a FencedLock makes a loss "
+        "harmless; with NODES, QUARANTINE compensates for it."
+    )
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
         text = "the last snapshot failed; by default the server then refuses writes, so it grants no locks"
         return "persistence", "error", text, "Read its log: the disk may be full."
@@ -111,6 +121,9 @@ def _persistence(info: Info, options: AliasSettings) -> Seen:
 
 def _replication(info: Info, options: AliasSettings) -> Seen:
     role, replicas = info.get("role"), int(info.get("connected_slaves", 0))
+    if role == "active-replica":
+        text = "it is an active replica: it and the server that it follows grant the same lock to two owners"
+        return "replicas", "error", text, "Set active-replica to no, or keep locks on another server."
     if role != "master":
         return "replicas", "error", f"it is a {role}, which refuses writes", "Connect to the primary, or use sentinels."
     wanted = options.replica_acks
@@ -186,7 +199,8 @@ def diagnose(alias: str) -> Iterator[Finding]:
     try:
         clients = clients_of(alias, WITHIN)
     except SERVER_ERRORS as error:
-        cause = cause_of(error, ", ".join(server_names(alias)))
+        unreadable = unreadable_file(source(alias).options)
+        cause = cause_of(unreadable or error, ", ".join(server_names(alias)))
         yield Finding(alias, "", cause.check, "error", cause.text, cause.advice)
         return
     servers = [_Server(options, name, client) for name, client in clients.items()]
@@ -407,7 +421,9 @@ class _Server:
         return message is not None and message["type"] == f"{kind}message"
 
     def _failed(self, error: BaseException) -> Finding:
-        by_tls = issubclass(self._client.connection_pool.connection_class, redis.SSLConnection)
+        pool = self._client.connection_pool
+        by_tls = issubclass(pool.connection_class, redis.SSLConnection)
+        error = unreadable_file(pool.connection_kwargs) or error
         cause = cause_of(error, address_of(self._client), by_tls, self._has_replied)
         return self._finding(cause.check, "error", cause.text, cause.advice)
 

@@ -90,6 +90,21 @@ def unknown_authority(stage: Stage) -> None:
     stage.use(f"rediss{stage.encrypted()[1]}", {"CONNECTION_POOL_KWARGS": {"ssl_validate_ocsp_stapled": False}})
 
 
+def files_of_tls(**options: str) -> Callable[[Stage], None]:
+    """A server whose TLS is never reached."""
+
+    def unreadable(stage: Stage) -> None:
+        stage.use(stage.server().url.replace("redis:", "rediss:"), {"CONNECTION_POOL_KWARGS": options})
+
+    return unreadable
+
+
+def cluster_with_a_missing_file(stage: Stage) -> None:
+    node = Plain(stage.stack).start_node()
+    options = entry("cluster")["OPTIONS"] | {"STARTUP_NODES": [], "CONNECTION_POOL_KWARGS": {"ssl_ca_certs": MISSING}}
+    stage.use(node.url.removesuffix("/0").replace("redis:", "rediss:"), options)
+
+
 def no_password(stage: Stage) -> None:
     stage.use(stage.server("--requirepass", "wanted").url)
 
@@ -337,6 +352,7 @@ def another_alias_is_wrong(stage: Stage) -> None:
 LOOP = "while true do end"
 FUNCTION = f"#!lua name=endless\nredis.register_function('endless', function() {LOOP} end)"
 
+MISSING, BELOW = "/nowhere/ca.pem", f"{__file__}/key.pem"
 DEAD = [("127.0.0.1", 1), ("127.0.0.1", 2)]
 SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (no_server, "connection", "error", "nothing listens at 127.0.0.1:", "Start the server"),
@@ -346,6 +362,19 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (no_tls_there, "connection", "error", "127.0.0.1:", "Check that this port uses TLS, or write redis://"),
     (tls_only, "connection", "error", "127.0.0.1:", "Write rediss://"),
     (unknown_authority, "tls", "error", "certificate verify failed", "ssl_ca_certs"),
+    (
+        files_of_tls(ssl_ca_certs=MISSING),
+        "tls",
+        "error",
+        f"{MISSING} cannot be read: No such file",
+        "Restore this file",
+    ),
+    (files_of_tls(ssl_ca_certs=MISSING), "lock", "error", f"{MISSING} cannot be read: No such file", "findings above"),
+    (files_of_tls(ssl_ca_certs=MISSING), "django_rlock.W014", "warning", f"{MISSING!r} cannot be read", "Restore"),
+    (files_of_tls(ssl_certfile=__file__, ssl_keyfile=BELOW), "tls", "error", f"{BELOW} cannot be", "Restore this file"),
+    (files_of_tls(ssl_ca_path=MISSING), "tls", "error", f"{MISSING} cannot be read", "Restore this file"),
+    (files_of_tls(ssl_certfile=__file__), "tls", "error", "127.0.0.1:", "PEM"),
+    (cluster_with_a_missing_file, "tls", "error", f"{MISSING} cannot be read", "Restore this file"),
     (no_password, "login", "error", "127.0.0.1:", "credentials"),
     (wrong_password, "login", "error", "invalid username-password pair", "credentials"),
     (no_rights, "rights", "error", "no permissions", "ACL"),
