@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
 from django_rlock._core.errors import FILE_ADVICE, MEANINGS, Meaning, meaning_of, unreadable_in
+from django_rlock._core.redis_py import unreadable_file
 from django_rlock._core.text import redacted
+from django_rlock._transport.servers import address_of
 
 LONGEST_TEXT = 200
 """The number of characters shown of another library's error: some errors list many objects."""
@@ -112,6 +115,13 @@ _BY_CODE = {
     "WRONGTYPE": "key",
 }
 """Checks by the codes of the server's errors; other codes are errors of the login."""
+
+
+def cause_at(error: BaseException, client: Any, has_replied: bool = False) -> Cause:
+    """The cause of a client's error. A file of TLS that cannot be read counts first: redis-py does not name it."""
+    pool = client.connection_pool
+    by_tls = issubclass(pool.connection_class, redis.SSLConnection)
+    return cause_of(unreadable_file(pool.connection_kwargs) or error, address_of(client), by_tls, has_replied)
 
 
 def cause_of(error: BaseException, where: str, by_tls: bool = False, has_replied: bool = False) -> Cause:

@@ -32,7 +32,7 @@ from django_rlock._transport.servers import (
     slot_map,
     source,
 )
-from django_rlock.console.causes import cause_of
+from django_rlock.console.causes import cause_at, cause_of
 from django_rlock.console.reading import server_names
 from django_rlock.exceptions import LockLostError, LockUnavailableError, QuorumNotReachedError, RLockError
 from django_rlock.locks import rlock
@@ -387,7 +387,7 @@ class _Server:
         yield self._finding("pubsub", "ok", "a message arrives")
 
     def _unusable(self, channel: str, error: BaseException) -> Finding:
-        cause = cause_of(error, address_of(self._client), has_replied=True)
+        cause = cause_at(error, self._client, has_replied=True)
         family, happens = f"{channel.partition(':')[0]}:*", "refused" if meaning_of(error) else "unusable"
         text = f"the channels {family} are {happens}, so waiters only poll: {redacted(str(error))}"
         return self._finding("pubsub", "warning", text, _RIGHTS if cause.check == "rights" else cause.advice)
@@ -421,10 +421,7 @@ class _Server:
         return message is not None and message["type"] == f"{kind}message"
 
     def _failed(self, error: BaseException) -> Finding:
-        pool = self._client.connection_pool
-        by_tls = issubclass(pool.connection_class, redis.SSLConnection)
-        error = unreadable_file(pool.connection_kwargs) or error
-        cause = cause_of(error, address_of(self._client), by_tls, self._has_replied)
+        cause = cause_at(error, self._client, self._has_replied)
         return self._finding(cause.check, "error", cause.text, cause.advice)
 
     def _finding(self, check: str, level: Level, text: str, advice: str = "") -> Finding:
@@ -440,10 +437,10 @@ def _sentinels(alias: str) -> Iterator[Finding]:
 
 
 def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding:
-    asked = threads.gather([partial(sentinel.sentinel_get_master_addr_by_name, service) for sentinel in sentinels])
-    replies = {address_of(sentinel): reply for sentinel, reply in zip(sentinels, asked, strict=True)}
-    causes = [cause_of(reply, address) for address, reply in replies.items() if isinstance(reply, BaseException)]
-    unknown = [address for address, reply in replies.items() if not reply]
+    replies = threads.gather([partial(sentinel.sentinel_get_master_addr_by_name, service) for sentinel in sentinels])
+    asked = list(zip(sentinels, replies, strict=True))
+    causes = [cause_at(reply, sentinel) for sentinel, reply in asked if isinstance(reply, BaseException)]
+    unknown = [address_of(sentinel) for sentinel, reply in asked if not reply]
     replied = f"{len(sentinels) - len(causes)} of {len(sentinels)} sentinels reply"
     if not causes and not unknown:
         return Finding(alias, "", "sentinels", "ok", replied)
@@ -451,8 +448,11 @@ def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding
     known = len(sentinels) - len(wrong)
     text = f"{replied}, and {known} know the primary: {'; '.join(wrong)}"
     advice = "Start or correct these sentinels: without a majority no failover happens, and without any no lock."
-    if any(cause.check in {"login", "rights"} for cause in causes):
-        advice = "Set their own credentials in OPTIONS['SENTINEL_KWARGS']: PASSWORD is for the primary."
+    for cause in causes:
+        if cause.check in {"login", "rights"}:
+            advice = "Set their own credentials in OPTIONS['SENTINEL_KWARGS']: PASSWORD is for the primary."
+        elif cause.check == "tls":
+            advice = cause.advice
     return Finding(alias, "", "sentinels", "warning" if known else "error", text, advice)
 
 

@@ -308,6 +308,13 @@ def a_sentinel_with_a_password(stage: Stage) -> None:
     stage.settings.RLOCK = {"default": {}}
 
 
+def a_sentinel_with_a_missing_file(stage: Stage) -> None:
+    watch = stage.shared("sentinel")
+    options = {**watch.options, "SENTINEL_KWARGS": {"ssl": True, "ssl_ca_certs": MISSING}}
+    stage.settings.CACHES = {"default": replace(watch, options=options).cache}
+    stage.settings.RLOCK = {"default": {}}
+
+
 def two_servers_at_one_address(stage: Stage) -> None:
     stage.serve(in_turn([stage.server(port=None), stage.server(port=None)]))
 
@@ -420,6 +427,7 @@ SITUATIONS: list[tuple[Callable[[Stage], None], str, str, str, str]] = [
     (a_shell_server, "protocol", "error", "Protocol error", "Correct the port"),
     (closes_connections, "connection", "error", "127.0.0.1:", "Write rediss://"),
     (a_sentinel_with_a_password, "sentinels", "error", "0 of 1 sentinels reply", "SENTINEL_KWARGS"),
+    (a_sentinel_with_a_missing_file, "sentinels", "error", f"{MISSING} cannot be read", "Restore this file"),
     (sentinels(*DEAD, own=True), "sentinels", "warning", "1 of 3 sentinels reply", "Start or correct"),
     (sentinels(*DEAD, own=False), "sentinels", "error", "0 of 2 sentinels reply", "Start or correct"),
     (a_primary_that_is_down, "connection", "error", "nothing listens at gone at 127.0.0.1:", "Start the server"),
