@@ -247,17 +247,17 @@ class Connection:
         "_is_swift",
         "_pid",
         "_reader",
-        "_slot",
         "is_doubted",
         "is_plain",
         "next_reply",
+        "slot",
         "sock",
         "used_at",
     )
 
     def __init__(self, sock: socket.socket, slot: ConnectionSlot | None = None) -> None:
         self.sock = sock
-        self._slot = slot
+        self.slot = slot
         self._pid = os.getpid()
         self._guard = guard(self, partial(_close, sock, self._pid))
         self._reader = make_reader()
@@ -423,8 +423,8 @@ class Connection:
 
     def free_slot(self) -> None:
         """Let another connection have its slot."""
-        if self._slot is not None:
-            self._slot.free()
+        if self.slot is not None:
+            self.slot.free()
 
 
 def _close(sock: socket.socket, pid: int) -> None:

@@ -265,9 +265,9 @@ class Server:
             while True:
                 self.idle.popleft().close()
 
-    def prune(self, now: float) -> float:
-        """Close all connections but one that were unused for KEEP_IDLE; return when to check again."""
-        while len(self.idle) > 1:
+    def prune(self, now: float, keep: int = 1) -> float:
+        """Close all connections but ``keep`` that were unused for KEEP_IDLE; return when to check again."""
+        while len(self.idle) > keep:
             try:
                 connection = self.idle.popleft()
             except IndexError:  # callers have taken them meanwhile
@@ -333,8 +333,8 @@ class Source:
         """How long a reply may take, in seconds."""
         return self.options.get("socket_timeout") or UNSET_TIMEOUT
 
-    def within(self, longest: float) -> Source:
-        """The same with limits: connecting, and each reply, may take at most ``longest`` seconds."""
+    def within(self, longest: float | None) -> Source:
+        """The same with other limits."""
         return Source(self.pool, longest)
 
     def connect(self, slot: ConnectionSlot | None = None) -> Connection:

@@ -8,6 +8,7 @@ out of connections affects them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -40,8 +41,8 @@ from django_rlock._core.redis_py import (
 from django_rlock._core.text import redacted
 from django_rlock._core.threads import snapshot
 from django_rlock._transport.cluster import ASK_WITHIN, Address, ClusterClient, ClusterFactory, SlotMap
-from django_rlock._transport.connection import ErrorReply
-from django_rlock._transport.pool import Server, Source
+from django_rlock._transport.connection import Connection, ErrorReply
+from django_rlock._transport.pool import Connect, Server, Source
 from django_rlock.settings import (
     DEFAULT_ALIAS,
     EMBEDDED,
@@ -82,8 +83,7 @@ PROBES = 32
 _CLUSTER_SLOTS = b"*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n"
 
 Purpose = Literal["calls", "background", "listening", "reports"]
-"""The use of a connection. Callers share the alias's MAX_CONNECTIONS; each background thread has its own
-connections."""
+"""The use of a connection. Callers share the alias's MAX_CONNECTIONS; for the other purposes see ``SparingServer``."""
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
@@ -441,15 +441,41 @@ def servers_of(using: str) -> list[Server]:
     return [each for (alias, _, _), each in snapshot(_servers.value.items()) if alias in aliases]
 
 
+class SparingServer(Server):
+    """A server for background work and reports. They use connections that callers have left idle, so that a process has
+    few. If there is none, they do not wait, but open one beyond MAX_CONNECTIONS; ``shared`` are those not in use.
+    """
+
+    def __init__(self, callers: Server | None, shared: deque[Connection], connect: Connect, *options: Any) -> None:
+        super().__init__(connect, *options)
+        self._callers: Any = callers
+        self.idle = shared
+
+    def take_idle(self, now: float | None = None) -> Connection | None:
+        return (self._callers and self._callers.take_idle(now)) or super().take_idle(now)
+
+    def give_back(self, connection: Connection) -> None:
+        (self._callers.give_back if connection.slot else super().give_back)(connection)
+
+    def close_idle(self) -> None:
+        super().close_idle()
+        if self._callers:
+            self._callers.close_idle()
+
+    def prune(self, now: float, keep: int = 0) -> float:
+        return super().prune(now, keep)
+
+
 def _make_server(key: _Key) -> Server:
     using, node, purpose = key
-    reached = source(using, node)
+    reached = source(using, node).within(_longest(using, purpose))
     _start_store(using, reached.pool)
-    longest = _longest(using, purpose)
-    if longest is not None:
-        reached = reached.within(longest)
     max_connections = get_settings(using).max_connections if purpose == "calls" else None
-    return Server(reached.connect, reached.reply_limit, max_connections, partial(_leave, using, node))
+    options = reached.connect, reached.reply_limit, max_connections, partial(_leave, using, node)
+    if purpose in {"calls", "listening"}:
+        return Server(*options)
+    callers = None if NODE_MARK in using else server(using, node)  # RedLock must identify the server first
+    return SparingServer(callers, server(using, node, "background").idle if purpose == "reports" else deque(), *options)
 
 
 _servers = owned_table("connections", _make_server, Server.close)
