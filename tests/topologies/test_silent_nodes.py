@@ -96,9 +96,11 @@ def test_a_silent_node_is_waited_for_once(topology, monkeypatch):
         for lock in pair:
             lock.acquire()
     first = hold_of(silent[0])
-    until_renewed(first)  # now the background thread has a connection
+    until_renewed(first)
+    reached = spared_node(silent[0]).server
+    reached.give_back(reached.open())  # the map of slots may be asked for over the callers' connection
     # Only this time; to connect takes what it takes.
-    monkeypatch.setattr(spared_node(silent[0]).server, "reply_limit", 0.3)
+    monkeypatch.setattr(reached, "reply_limit", 0.3)
     with paused(topology.servers[0]):
         until_all_renewed(others)
         assert first.suspect
