@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import socket
 import sys
 import threading
@@ -90,7 +91,8 @@ class InProcessServer:
         """Let the server vote as a node of RedLock: it has lost no lock."""
         with self._client() as client:
             run_id = _run_id(self._server.fake_server)
-            client.hset(keys.node_key(quarantine), mapping={"mark": run_id, "replication": run_id})
+            kept_ms = math.ceil(1000 * quarantine)
+            client.hset(keys.NODE_KEY, items=["mark", "?", "replication", run_id, "known", run_id, "kept", kept_ms])
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[redis.Redis]:

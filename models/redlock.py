@@ -23,7 +23,7 @@ KNOWN = 0
 
 
 class Node(NamedTuple):
-    """Who holds the lock here, and the ticks that are left; the mark of the data.
+    """Who holds the lock here, and the ticks that are left; the mark of the data, and the longest lease of all users.
 
     ``refused`` are the owner ids that were released here, as long as a copy of their acquire may come.
     """
@@ -31,6 +31,7 @@ class Node(NamedTuple):
     holder: Name = NOBODY
     left: int = 0
     mark: int = KNOWN
+    longest: int = 0
     refused: frozenset[Name] = frozenset()
 
 
@@ -43,7 +44,9 @@ class Sight(NamedTuple):
 
 class Client(NamedTuple):
     """``votes`` are the nodes that have granted or renewed it, ``asked`` those that were asked, ``against`` how many do
-    not have it at a renewal. ``age`` is how many ticks ago it began to ask, ``left`` how long it believes in its hold.
+    not have it at a renewal. ``doubtful`` are votes of nodes that are known only because they kept their mark for
+    ``longest``, the longest lease that the client knows of. ``age`` is how many ticks ago it began to ask, ``left`` how
+    long it believes in its hold.
     """
 
     sights: tuple[Sight, ...]
@@ -55,6 +58,8 @@ class Client(NamedTuple):
     attempts: int = 1
     number: int = 0
     against: int = 0
+    longest: int = 0
+    doubtful: frozenset[int] = frozenset()
 
 
 class State(NamedTuple):
@@ -75,8 +80,15 @@ class RedLock:
     lease = 2
 
     def __init__(
-        self, attempts: tuple[int, ...] = (1, 1), losses: int = 1, nodes: int = 3, again: int = 0, lost: int = 0
+        self,
+        attempts: tuple[int, ...] = (1, 1),
+        losses: int = 1,
+        nodes: int = 3,
+        again: int = 0,
+        lost: int = 0,
+        leases: tuple[int, ...] = (),
     ) -> None:
+        self._leases = leases or (self.lease,) * len(attempts)
         self._attempts = attempts
         self._losses = losses
         self._nodes = nodes
@@ -85,8 +97,9 @@ class RedLock:
 
     def start(self) -> State:
         unseen = (Sight(),) * self._nodes
-        clients = tuple(Client(unseen, attempts=attempts) for attempts in self._attempts)
-        return State((Node(),) * self._nodes, clients, self._losses, self._again, self._lost)
+        users = zip(self._attempts, self._leases, strict=True)
+        clients = tuple(Client(unseen, attempts=attempts, longest=lease) for attempts, lease in users)
+        return State((Node(longest=max(self._leases)),) * self._nodes, clients, self._losses, self._again, self._lost)
 
     def fault(self, state: State) -> str | None:
         if sum(client.left > 0 for client in state.clients) > 1:
@@ -118,9 +131,9 @@ class RedLock:
 
     # --- what the protocol relies on ---------------------------------------------------------------------------------
 
-    @property
-    def quarantine(self) -> int:
-        return self.lease
+    def quarantine(self, client: Client) -> int:
+        """The longest lease that anybody may have at a node, as far as a client knows."""
+        return client.longest
 
     @property
     def quorum(self) -> int:
@@ -138,9 +151,9 @@ class RedLock:
         """Whether a node's vote counts whatever it may have forgotten."""
         return False
 
-    def valid_for(self, client: Client) -> int:
+    def valid_for(self, client: Client, lease: int) -> int:
         """How long a lease may be believed after a majority has given it: from before the first node was asked."""
-        return self.lease - client.age
+        return lease - client.age
 
     def refuses(self, node: Node, name: Name) -> bool:
         """Whether a copy of an acquire comes after its release."""
@@ -168,14 +181,15 @@ class RedLock:
     def counted(self, ticks: int) -> int:
         """How far a time is counted, so that the number of states is finite. A client that is slower than that counts
         votes no sooner than the code does."""
-        return min(ticks, self.lease + 1)
+        return min(ticks, max(self._leases) + 1)
 
     def _aged(self, sight: Sight) -> Sight:
         return sight if sight.mark < 0 else sight._replace(ago=self.counted(sight.ago + 1))
 
     def _idle(self, client: Client) -> Client:
         sights = client.sights if client.attempts else (Sight(),) * self._nodes
-        return Client(sights, attempts=client.attempts, number=self.next_number(client))
+        number = self.next_number(client)
+        return Client(sights, attempts=client.attempts, number=number, longest=client.longest)
 
     def _act(self, state: State, at: int) -> Iterator[tuple[str, State]]:
         client = state.clients[at]
@@ -183,7 +197,8 @@ class RedLock:
             begun = client._replace(doing=ASKING, attempts=client.attempts - 1)
             yield f"client {at} begins", _at_client(state, at, begun)
         if client.doing == INSIDE:
-            begun = client._replace(doing=RENEWING, age=0, asked=frozenset(), votes=frozenset(), against=0)
+            nobody: frozenset[int] = frozenset()
+            begun = client._replace(doing=RENEWING, age=0, asked=nobody, votes=nobody, doubtful=nobody, against=0)
             yield f"client {at} renews", _at_client(state, at, begun)
             yield from self._leave(state, at, "releases")
         if client.doing == ASKING:
@@ -200,8 +215,7 @@ class RedLock:
         elif client.doing == RENEWING and client.against > self._nodes - self.quorum:
             yield from self._leave(state, at, "has lost it")
         elif client.doing == RENEWING:
-            ended = Client(client.sights, INSIDE, left=client.left, attempts=client.attempts, number=client.number)
-            yield f"client {at} ends its renewal", _at_client(state, at, ended)
+            yield f"client {at} ends its renewal", _at_client(state, at, self._inside(client, client.left))
         what = TRY if client.doing == ASKING else RENEW
         for number in range(self._nodes):
             yield from self._copy(state, at, what, number)
@@ -244,7 +258,9 @@ class RedLock:
     def _granted(self, node: Node, name: Name) -> Node:
         if node.holder not in {NOBODY, name}:
             return node
-        return node._replace(holder=name, left=max(node.left, self.lease), mark=abs(node.mark))
+        lease = self._leases[name[0]]
+        longest = max(node.longest, lease)
+        return node._replace(holder=name, left=max(node.left, lease), mark=abs(node.mark), longest=longest)
 
     def _ask(self, state: State, at: int, number: int) -> Iterator[tuple[str, State]]:
         """Ask one node; the reply may be lost."""
@@ -263,20 +279,36 @@ class RedLock:
         if node.mark not in {KNOWN, sight.mark}:
             sight = Sight(node.mark)
             asked = asked._replace(sights=(*asked.sights[:number], sight, *asked.sights[number + 1 :]))
-        if self.may_renew(client) or node.mark == KNOWN or sight.ago - client.age >= self.quarantine:
+        asked = self._learned(asked, node.longest)
+        if self.may_renew(client) or node.mark == KNOWN:
             asked = asked._replace(votes=asked.votes | {number})
+        elif self._has_kept(asked, number):
+            asked = asked._replace(votes=asked.votes | {number}, doubtful=asked.doubtful | {number})
         yield f"client {at} hears node {number}", self._after_vote(state, at, asked)
+
+    def _learned(self, client: Client, longest: int) -> Client:
+        """Somebody may have a longer lease: earlier votes may not count any more."""
+        client = client._replace(longest=max(client.longest, longest))
+        too_soon = frozenset(number for number in client.doubtful if not self._has_kept(client, number))
+        return client._replace(votes=client.votes - too_soon, doubtful=client.doubtful - too_soon)
+
+    def _has_kept(self, client: Client, number: int) -> bool:
+        """Whether a node had kept its mark for long enough when the client began to ask."""
+        return client.sights[number].ago - client.age >= self.quarantine(client)
+
+    def _inside(self, client: Client, left: int) -> Client:
+        attempts, number, longest = client.attempts, client.number, client.longest
+        return Client(client.sights, INSIDE, left=left, attempts=attempts, number=number, longest=longest)
 
     def _after_vote(self, state: State, at: int, client: Client) -> State:
         if len(client.votes) < self.quorum:
             return _at_client(state, at, client)
-        left = self.valid_for(client)
-        if client.doing == ASKING and 2 * left < self.lease:  # too little to begin with
+        lease = self._leases[at]
+        left = self.valid_for(client, lease)
+        if client.doing == ASKING and 2 * left < lease:  # too little to begin with
             state = self._released_everywhere(state, (at, client.number))
             return _at_client(state, at, self._idle(client))
-        left = max(left, client.left)
-        inside = Client(client.sights, INSIDE, left=left, attempts=client.attempts, number=client.number)
-        return _at_client(state, at, inside)
+        return _at_client(state, at, self._inside(client, max(left, client.left)))
 
 
 def _to_be_marked(node: Node) -> Node:
@@ -289,7 +321,10 @@ def _sorted(state: State) -> State:
     seen = [
         (
             tuple(sorted(each) if isinstance(each, frozenset) else each for each in node),
-            tuple((at in client.asked, at in client.votes, client.sights[at]) for client in state.clients),
+            tuple(
+                (at in client.asked, at in client.votes, client.sights[at], at in client.doubtful)
+                for client in state.clients
+            ),
             sorted((what, name) for what, name, number in state.late if number == at),
             node,
         )
@@ -302,6 +337,7 @@ def _sorted(state: State) -> State:
             asked=frozenset(at for at, (_, known, _, _) in enumerate(seen) if known[number][0]),
             votes=frozenset(at for at, (_, known, _, _) in enumerate(seen) if known[number][1]),
             sights=tuple(known[number][2] for _, known, _, _ in seen),
+            doubtful=frozenset(at for at, (_, known, _, _) in enumerate(seen) if known[number][3]),
         )
         for number, client in enumerate(state.clients)
     )
@@ -336,9 +372,22 @@ class ReplicationNotCompared(RedLock):
 class ShortQuarantine(RedLock):
     """Data count as known sooner than the longest lease ends."""
 
-    @property
-    def quarantine(self) -> int:
-        return self.lease - 1
+    def quarantine(self, client: Client) -> int:
+        return client.longest - 1
+
+
+class LongestNotMarked(RedLock):
+    """A node does not say how long the leases of others are."""
+
+    def _learned(self, client: Client, longest: int) -> Client:
+        return client
+
+
+class EarlierVotesStand(RedLock):
+    """Votes that were counted before a longer lease was known are not doubted again."""
+
+    def _learned(self, client: Client, longest: int) -> Client:
+        return client._replace(longest=max(client.longest, longest))
 
 
 class HalfIsEnough(RedLock):
@@ -352,8 +401,8 @@ class HalfIsEnough(RedLock):
 class ValidFromReply(RedLock):
     """The lease counts from the last reply."""
 
-    def valid_for(self, client: Client) -> int:
-        return self.lease
+    def valid_for(self, client: Client, lease: int) -> int:
+        return lease
 
 
 class CopiesNotRefused(RedLock):
@@ -378,6 +427,6 @@ class RenewalsUndoubted(RedLock):
 
 
 MUTANTS = (
-    *(DataNotMarked, ReplicationNotCompared, ShortQuarantine, HalfIsEnough, ValidFromReply),
-    *(CopiesNotRefused, NameUsedTwice, RenewalsUndoubted),
+    *(DataNotMarked, ReplicationNotCompared, ShortQuarantine, LongestNotMarked, EarlierVotesStand),
+    *(HalfIsEnough, ValidFromReply, CopiesNotRefused, NameUsedTwice, RenewalsUndoubted),
 )

@@ -112,10 +112,10 @@ def tombstone_key(key: str, owner: str) -> str:
     return f"{tagged('rlock_tombstone', key)}:{owner}"
 
 
-def node_key(quarantine: float) -> str:
-    """A hash on a RedLock's node. ``mark`` says since when it has kept its data: it is the node's run id, once that is
-    longer than the quarantine. ``replication`` is the replication id to which the mark belongs."""
-    return f"rlock_node:{quarantine:g}"
+NODE_KEY = "rlock_node"
+"""A hash on a RedLock's node. ``mark`` is lost with the node's data. ``replication`` is the replication id to which it
+belongs, and ``quarantine`` the longest QUARANTINE of all who use the node, in ms. Once a process has known the mark for
+``kept`` ms, ``known`` is the node's run id."""
 
 
 def voter_key(quarantine: float) -> str:

@@ -15,6 +15,7 @@ from django_rlock._core.errors import FILE_ADVICE, MEANINGS, Meaning, meaning_of
 from django_rlock._core.redis_py import unreadable_file
 from django_rlock._core.text import redacted
 from django_rlock._transport.servers import address_of
+from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 
 LONGEST_TEXT = 200
 """The number of characters shown of another library's error: some errors list many objects."""
@@ -199,3 +200,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _shortened(error: BaseException) -> str:
     text = redacted(str(error)) or type(error).__name__
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+
+
+def advice_on_lock(error: LockUnavailableError) -> str:
+    """Advice on a refused test lock, if the servers have replied to other commands."""
+    refusal = error.__cause__
+    if refusal is None or isinstance(error, QuorumNotReachedError):
+        return error.advice
+    return cause_of(refusal, error.lock_name or "", has_replied=True).advice

@@ -20,7 +20,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import meaning_of
 from django_rlock._core.redis_py import slot_of, unreadable_file
 from django_rlock._core.text import redacted
-from django_rlock._redis.keys import redisson_channel, wake_channel
+from django_rlock._redis.keys import NODE_KEY, redisson_channel, wake_channel
 from django_rlock._transport.calls import REPLY_GRACE
 from django_rlock._transport.cluster import SLOTS
 from django_rlock._transport.servers import (
@@ -32,9 +32,9 @@ from django_rlock._transport.servers import (
     slot_map,
     source,
 )
-from django_rlock.console.causes import cause_at, cause_of
+from django_rlock.console.causes import advice_on_lock, cause_at, cause_of
 from django_rlock.console.reading import server_names
-from django_rlock.exceptions import LockLostError, LockUnavailableError, QuorumNotReachedError, RLockError
+from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
 from django_rlock.locks import rlock
 from django_rlock.settings import AliasSettings, get_settings, server_aliases
 
@@ -256,6 +256,8 @@ class _Server:
         if self._options.nodes is None:
             yield self._open_slots if is_cluster(self._options.alias) else self._spread
             yield self._messages
+        else:
+            yield self._quarantine
 
     def _connecting(self) -> Iterator[Finding]:
         asked = monotonic()
@@ -327,6 +329,16 @@ class _Server:
             found: Any = client.info("server").get("run_id")
             client.connection.disconnect()  # no other check uses it again
         return found
+
+    def _quarantine(self) -> Iterator[Finding]:
+        """Check whether others use this node of a RedLock with longer or shorter leases."""
+        stored, own = self._client.hget(NODE_KEY, "quarantine"), self._options.longest_lease
+        if stored is None or own is None or (longest := int(stored) / 1000) == round(own, 3):
+            return
+        text = f"QUARANTINE is {own:g} s here, and the longest that has been used on this node is {longest:g} s"
+        if longest > own:
+            text += ", for which all processes wait after the node has lost data"
+        yield self._finding("quarantine", "warning", text, "Set the same QUARANTINE wherever these NODES are used.")
 
     def _spread(self) -> Iterator[Finding]:
         """Check whether one script reaches the keys that scripts with one key reach: otherwise this is a node of a
@@ -478,7 +490,7 @@ def _a_lock(options: AliasSettings, is_explained: bool) -> Finding:
         lock.extend(options.watchdog_timeout)  # a RedLock may allow no longer lease
         lock.release()
     except LockUnavailableError as error:
-        advice = _ABOVE if is_explained else _advice_on(error)
+        advice = _ABOVE if is_explained else advice_on_lock(error)
         return Finding(alias, "", "lock", "error", redacted(error.reason), advice)
     except LockLostError as error:
         advice = "Use one server: several servers may reply at this address, or a proxy may drop writes."
@@ -486,11 +498,3 @@ def _a_lock(options: AliasSettings, is_explained: bool) -> Finding:
     except (RLockError, ImproperlyConfigured) as error:
         return Finding(alias, "", "lock", "error", redacted(str(error)), _ABOVE)
     return Finding(alias, "", "lock", "ok", f"taken, extended and released in {(monotonic() - asked) * 1000:.1f} ms")
-
-
-def _advice_on(error: LockUnavailableError) -> str:
-    """Advice on a refused test lock, if the servers have replied to other commands."""
-    refusal = error.__cause__
-    if refusal is None or isinstance(error, QuorumNotReachedError):
-        return error.advice
-    return cause_of(refusal, error.lock_name or "", has_replied=True).advice

@@ -60,9 +60,9 @@ class Acquire(QuorumCall):
         if self.fencing:
             self.fresh = voting.nodes.proposals.next(self.sent_at)
         grants = await voting.ask(self, until=self.sent_at + voting.nodes.timeout)
-        if voting.nodes.restarts.quarantine:
-            self._vouch(grants, voting)
         if grants.won:
+            if voting.nodes.restarts.quarantine:
+                self._vouch(grants, voting)
             token = await self._fence(grants, voting)
             if token is not None and valid_until - voting.now() >= self.lease * MIN_VALIDITY:
                 return [b"", OK, token] if self.fencing else [b"", OK]
@@ -99,38 +99,43 @@ class Acquire(QuorumCall):
 
     def bump(self, token: int) -> Bump:
         """The call that raises counters to a token."""
-        owner, _, _, fence_ttl = self.args
+        owner, _, _, fence_ttl, _ = self.args
         return Bump(self.name, scripts.REDLOCK_BUMP, self.keys[:2], (owner, token, fence_ttl))
 
     def _vouch(self, grants: VoteTally, voting: VotingRound) -> None:
-        """Vouch for the nodes whose votes other processes do not count yet. No reply is waited for."""
+        """Vouch for the nodes whose votes other processes do not count yet. No reply is waited for.
+
+        A majority has replied which quarantine is the longest, so these nodes have kept their data for so long.
+        """
         for node, grant in grants.yes.items():
-            mark = _mark_in(grant)
-            if run_id := voting.nodes.restarts.unknown_to_others(node, mark):
-                voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:4], (mark, run_id)), [node])
+            mark, _ = _mark_in(grant)
+            if known := voting.nodes.restarts.unknown_to_others(node, mark):
+                voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:4], (mark, *known)), [node])
 
 
 class Bump(QuorumCall):
     """Raises the counters of the nodes that granted the lock."""
 
 
-def _doubted(call: QuorumCall, node: int, mark: bytes, voting: VotingRound) -> Exception | None:
+def _doubted(call: QuorumCall, node: int, mark: bytes, longest_ms: int, voting: VotingRound) -> Exception | None:
     """Why a vote does not count: the node may have forgotten that it voted for another owner."""
-    return voting.nodes.restarts.doubt(node, mark, call.sent_at, voting.now())
+    restarts = voting.nodes.restarts
+    restarts.learn(longest_ms)
+    return restarts.doubt(node, mark, call.sent_at, voting.now())
 
 
 def _screened(call: Acquire | AcquireAgain, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
     """A grant, or why it does not count."""
-    return (_doubted(call, node, _mark_in(reply), voting) if call.is_vote_for(reply) else None) or reply
+    return (_doubted(call, node, *_mark_in(reply), voting) if call.is_vote_for(reply) else None) or reply
 
 
-def _mark_in(grant: list[Any]) -> bytes:
-    """The mark of the node's data; empty if it has none."""
-    return grant[4] if len(grant) > 4 else b""
+def _mark_in(grant: list[Any]) -> tuple[bytes, int]:
+    """The mark of the node's data, empty if it has none; and the longest quarantine that its users have, in ms."""
+    return (grant[4], grant[5]) if len(grant) > 5 else (b"", 0)
 
 
 class Vouch(QuorumCall):
-    """Replaces the mark of a node's data by its run id: they are known for longer than any lease."""
+    """Says of a node's data that they are known for longer than any lease."""
 
 
 class AcquireAgain(QuorumCall):
@@ -163,7 +168,7 @@ class Renew(QuorumCall):
         return bool(reply[1] > 0)
 
     def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
-        return _doubted(self, node, reply[2], voting) or reply if self.is_vote_for(reply) else reply
+        return _doubted(self, node, reply[2], reply[3], voting) or reply if self.is_vote_for(reply) else reply
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
@@ -340,7 +345,7 @@ class Majority(Kind["RedLock"]):
         kept = 0 if options.fence_ttl is None else milliseconds(options.fence_ttl)
         script = scripts.REDLOCK_ACQUIRE
         all_keys = lock.key, keys.token_key(lock.key), keys.tombstone_key(lock.key, asker), *_marks(lock)
-        args = (asker, count, milliseconds(lease), kept)
+        args = (asker, count, milliseconds(lease), kept, _quarantine_ms(lock))
         if count > 1:
             return AcquireAgain(lock.name, script, all_keys, args, lease=lease)
         # A tombstone refuses each abandoned attempt by its name, and would refuse the next attempt under the same one.
@@ -373,7 +378,7 @@ class Majority(Kind["RedLock"]):
             lock.name,
             scripts.REDLOCK_RENEW,
             (lock.key, *(marks or (lock.key, lock.key)), *settled_keys(lock, owner_id, mode)),
-            (owner_id, milliseconds(lease), mode, int(bool(marks))),
+            (owner_id, milliseconds(lease), mode, _quarantine_ms(lock)),
             lease=lease,
             undo=partial(self.leave, lock, owner_id, lease),
             # A settling call gives no new lease, and may come after a forced release.
@@ -421,7 +426,13 @@ def _marks(lock: RedLock) -> tuple[str, ...]:
     """The keys of the marks of each node's data: ours and that of release 0.1. None where nodes forget nothing."""
     options = settings_of(lock.using)
     longest = options.longest_lease
-    return (keys.node_key(longest), keys.voter_key(longest)) if options.nodes and longest else ()
+    return (keys.NODE_KEY, keys.voter_key(longest)) if options.nodes and longest else ()
+
+
+def _quarantine_ms(lock: RedLock) -> int:
+    """What the scripts need beside the marks; 0 where nodes forget nothing."""
+    options = settings_of(lock.using)
+    return milliseconds(options.longest_lease) if options.nodes and options.longest_lease else 0
 
 
 class RedLock(BaseLock):

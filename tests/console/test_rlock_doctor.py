@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, voter_key
+from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, NODE_KEY, voter_key
 from django_rlock.testing import override_locks
 from tests.answering import counting, serving
 from tests.conftest import OwnServer
@@ -146,11 +146,27 @@ def test_nodes_are_looked_at_one_by_one(nodes: list[Any]) -> None:  # noqa: F811
 
 
 def test_nodes_whose_locks_last_for_less_than_a_minute_are_looked_at(nodes: list[Any], settings: Any) -> None:  # noqa: F811
+    with_quarantine(nodes, settings)
+    told = levels("--using", "quorum")
+    assert (told["lock"], "quarantine" in told) == ("ok", False)
+
+
+def with_quarantine(nodes: list[Any], settings: Any) -> None:  # noqa: F811
+    """Nodes that have kept their data for long enough."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "QUARANTINE": 30}}
     for server in nodes:
         with server.client() as client:
             client.set(voter_key(30.0), client.info("server")["run_id"])
-    assert levels("--using", "quorum")["lock"] == "ok"
+
+
+def test_other_quarantines_on_the_same_nodes_are_reported(nodes: list[Any], settings: Any) -> None:  # noqa: F811
+    with_quarantine(nodes, settings)
+    with nodes[1].client() as client:
+        client.hset(NODE_KEY, "quarantine", 60_000)
+    [found] = [each for each in findings("--using", "quorum") if each["check"] == "quarantine"]
+    assert (found["server"], found["level"]) == ("locks1", "warning")
+    assert "60 s" in found["text"]
+    assert "30 s" in found["text"]
 
 
 def test_missing_rights_are_reported(own_server: OwnServer, settings: Any) -> None:

@@ -346,10 +346,10 @@ def seed(strike: Strike) -> None:
 def vouch(strike: Strike) -> None:
     """A node gets its vote, loses its data, and gets a new mark."""
     client = redis.Redis.from_url(settings.CACHES["default"]["LOCATION"])
-    mark = keys.node_key(30)
+    mark = keys.NODE_KEY
     client.hset(mark, "mark", "?first")
     strike()
-    send(ScriptCall(NAME, Template(scripts.REDLOCK_VOUCH, (mark,), ("run",)), mark, "?first"))
+    send(ScriptCall(NAME, Template(scripts.REDLOCK_VOUCH, (mark,), ("run", 30_000)), mark, "?first"))
     client.hset(mark, "mark", "?second")
     client.close()
 

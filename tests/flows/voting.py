@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_rlock._redis.keys import node_key
+from django_rlock._redis.keys import NODE_KEY
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
@@ -76,11 +76,12 @@ class Node:
         self.run_id = f"node{number}"
         self._nonces = iter(range(10**6))
         self._replication = client.info("replication")["master_replid"]
-        client.hset(node_key(LEASE), mapping={"mark": self.run_id, "replication": self._replication})
+        known = {"known": self.run_id, "kept": int(1000 * LEASE)}
+        client.hset(NODE_KEY, mapping={"mark": "?", "replication": self._replication, **known})
 
     @property
     def is_marked(self) -> bool:
-        return bool(self.client.hget(node_key(LEASE), "replication") == self._replication.encode())
+        return bool(self.client.hget(NODE_KEY, "replication") == self._replication.encode())
 
     def execute(self, call: QuorumCall) -> list[Any]:
         arguments = call.args if call.fresh is None else (*call.args, call.fresh)
@@ -93,10 +94,10 @@ class Node:
 
     def go_back(self) -> None:
         """Come back with an older state of the data: before the lock was taken, under another replication id."""
-        mark = self.client.hget(node_key(LEASE), "mark")
+        marks = self.client.hgetall(NODE_KEY)
         self.client.flushdb()
-        if mark is not None:
-            self.client.hset(node_key(LEASE), mapping={"mark": mark, "replication": "a former one"})
+        if marks:
+            self.client.hset(NODE_KEY, mapping=marks | {b"replication": "a former one"})
 
     def tick(self) -> None:
         left = int(self.client.pttl(KEY)) - int(1000 * TICK)

@@ -34,11 +34,15 @@ def test_no_two_are_inside_a_fair_lock(world):
     assert found.is_complete, found
 
 
+OTHER_LEASES: dict[str, Any] = {"attempts": (1, 2), "leases": (2, 1)}
+"""The second client has shorter leases than the first."""
 NODES_FAIL: list[dict[str, int]] = [{"losses": 1}, {"losses": 0, "again": 1}, {"losses": 0, "lost": 1}]
 
 
 @pytest.mark.parametrize(
-    "world", [{"losses": 0}, *(pytest.param(world, marks=pytest.mark.thorough) for world in NODES_FAIL)], ids=str
+    "world",
+    [{"losses": 0}, *(pytest.param(world, marks=pytest.mark.thorough) for world in (*NODES_FAIL, OTHER_LEASES))],
+    ids=str,
 )
 def test_no_two_are_inside_a_redlock(world):
     found = search(RedLock(**world), MOST)
@@ -78,8 +82,10 @@ CAUGHT: dict[Any, dict[str, Any]] = {
     fairlock.NoUndo: {},
     fairlock.AnyWakeUp: {},
     redlock.DataNotMarked: {},
+    redlock.EarlierVotesStand: OTHER_LEASES,
     redlock.HalfIsEnough: {},
     redlock.CopiesNotRefused: {**LATE, "losses": 0},
+    redlock.LongestNotMarked: OTHER_LEASES,
     redlock.NameUsedTwice: {**LATE, **AGAIN, "losses": 0},
     redlock.RenewalsUndoubted: {},
     redlock.ReplicationNotCompared: {},

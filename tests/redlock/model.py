@@ -45,6 +45,8 @@ class Node:
         self.mark = b""
         self.marked: int | None = None
         self.former_mark = b""
+        self.known = b""
+        self.kept = self.longest = 0
 
     def start(self) -> None:
         self.generation += 1
@@ -52,14 +54,23 @@ class Node:
 
     def fail_over_and_back(self) -> None:
         """Come back with data that lack the last writes; the process and its connections stay."""
-        mark, marked = self.mark, self.marked
+        marks = self.marks
         self.forget()
-        self.mark, self.marked = mark, marked
+        self.marks = marks
         self.replication += 1
+
+    @property
+    def marks(self) -> tuple[bytes, int | None, bytes, int, int]:
+        """What the node knows of its data."""
+        return self.mark, self.marked, self.known, self.kept, self.longest
+
+    @marks.setter
+    def marks(self, marks: tuple[bytes, int | None, bytes, int, int]) -> None:
+        self.mark, self.marked, self.known, self.kept, self.longest = marks
 
     def give_vote(self) -> None:
         """Let its data have been known for longer than any lease."""
-        self.mark, self.marked = self.known, self.replication
+        self.marks = b"?", self.replication, self.run_id.encode(), 10**9, 0
 
     def restart(self) -> None:
         if not self.durable:
@@ -69,11 +80,6 @@ class Node:
     @property
     def run_id(self) -> str:
         return f"{id(self)}-{self.generation}"
-
-    @property
-    def known(self) -> bytes:
-        """The mark of data that have been known for longer than any lease."""
-        return self.run_id.encode()
 
     def run(self, script: Script, args: tuple[Any, ...]) -> Reply:
         """The script's reply, without the nonce."""
@@ -110,10 +116,10 @@ class Node:
         self.holds[owner] = count
         self.expires = self._ms() + max(held_for, lease_ms)
 
-    def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int, proposal: int) -> Any:
+    def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int, quarantine: int, proposal: int) -> Any:
         if owner in self.holds:
             self._hold(owner, count, lease_ms)
-            return [b"OK", self.counter or self._next_token(), self._now_us(), self._mark(owner)]
+            return [b"OK", self.counter or self._next_token(), self._now_us(), *self._mark(owner, quarantine)]
         if count != 1:
             return b"LOST"
         if self.holds:
@@ -122,20 +128,23 @@ class Node:
             return 0
         token = self._next_token(proposal)
         self._hold(owner, 1, lease_ms)
-        return [b"OK", token, self._now_us(), self._mark(owner)]
+        return [b"OK", token, self._now_us(), *self._mark(owner, quarantine)]
 
-    def _mark(self, owner: str) -> bytes:
+    def _mark(self, owner: str, quarantine: int) -> tuple[bytes, int]:
+        self.longest = max(self.longest, quarantine)
         if self.marked != self.replication:
-            self.mark = (self.former_mark if self.marked is None else b"") or f"?{owner}".encode()
+            self.mark = f"?{owner}".encode()
+            self.known, self.kept = (self.former_mark, quarantine) if self.marked is None else (b"", 0)
             if self.marked is not None:
                 self.former_mark = b""
             self.marked = self.replication
-        return self.mark
+        is_known = self.known and self.kept >= quarantine
+        return self.known if is_known else self.mark, self.longest
 
-    def vouch(self, mark: bytes, run_id: str) -> int:
-        if self.mark != mark:
+    def vouch(self, mark: bytes, run_id: str, kept: int) -> int:
+        if mark not in {self.mark, self.known}:
             return 0
-        self.mark = run_id.encode()
+        self.known, self.kept = run_id.encode(), kept
         return 1
 
     def bump(self, owner: str, token: int, _fence_ttl: int) -> int:
@@ -156,13 +165,13 @@ class Node:
         self.tombstones[owner] = max(self.tombstones.get(owner, 0), self._ms() + refused_ms)
         return held
 
-    def renew(self, owner: str, lease_ms: int, mode: int, _marked: int) -> Any:
+    def renew(self, owner: str, lease_ms: int, mode: int, quarantine: int) -> Any:
         """In the order in which such calls were sent."""
         if owner not in self.holds:
             return 0 if self.holds else -1
         if mode == EXTEND or (mode == RENEW and self._pttl() < lease_ms):
             self.expires = self._ms() + lease_ms
-        return [self.holds[owner], self._mark(owner)]
+        return [self.holds[owner], *self._mark(owner, quarantine)]
 
     def seed(self, owner: str, count: int, lease_ms: int) -> int:
         if self.holds or self._is_refused(owner):

@@ -55,6 +55,7 @@ from tests.redlock.model import Node
 NAME = "x"
 MARGIN = 1e-9
 QUARANTINE_SHARE = 1.0
+BRIEF = 4
 LEASING = Acquire, AcquireAgain, Release, Renew
 
 
@@ -66,6 +67,7 @@ class BrokenError(AssertionError):
 class Setting:
     """What happens in a scenario. Times are seconds, shares are probabilities.
 
+    ``brief`` is how many clients have leases, and a quarantine, of a quarter of ``lease``.
     ``wild`` is the share of proposed tokens that are nonsense, ``old`` how many clients propose none and always ask a
     second time, ``singles`` how often a second someone takes a node alone, by a fenced lock of the same name.
     """
@@ -104,6 +106,7 @@ class Setting:
     again: float = 0.0
     restless: bool = False
     evicts: bool = False
+    brief: int = 0
     wild: float = 0.0
     old: int = 0
     singles: float = 0.0
@@ -205,9 +208,9 @@ class World:
         node = self.nodes[self.random.randrange(self.setting.stepping)]
         node.offset += self.random.uniform(-1, 0 if self.setting.back else 1) * self.setting.longest_step
         if self.setting.evicts and self.chance(0.3):
-            mark, marked = node.model.mark, node.model.marked
+            marks = node.model.marks
             node.model.forget()
-            node.model.mark, node.model.marked = mark, marked  # they are not among what is evicted
+            node.model.marks = marks  # they are not among what is evicted
 
     def _take_one(self) -> None:
         node = self.random.choice(self.nodes)
@@ -246,6 +249,7 @@ class SimNode:
         self.granted: dict[str, int] = {}
         self.model = Node(self.clock, setting.durable)
         self.model.give_vote()  # it has been up for a while
+        self.model.longest = round(1000 * setting.lease)
 
     def clock(self) -> float:
         return self.offset + self.rate * self.world.now
@@ -389,7 +393,7 @@ class SimDriver(Quorum):
         self.nodes = self
         self.names = [str(number) for number in range(setting.nodes)]
         self.timeout = setting.timeout
-        self.restarts = Restarts(tuple(self.names), setting.lease * QUARANTINE_SHARE, setting.clock_drift)
+        self.restarts = Restarts(tuple(self.names), client.lease * QUARANTINE_SHARE, setting.clock_drift)
         self.proposals: Proposals = SimProposals(client)
 
     def now(self) -> float:
@@ -493,7 +497,10 @@ class Client:
         self.dead = False
         self.owner = Owner(f"client {number}")
         self.is_old = number < setting.old
-        self.lock = (OldLock if self.is_old else RedLock)(NAME, using="sim", fencing=setting.fencing)
+        is_brief = number < setting.brief
+        self.lease = setting.lease / BRIEF if is_brief else setting.lease
+        using = "brief" if is_brief else "sim"
+        self.lock = (OldLock if self.is_old else RedLock)(NAME, using=using, fencing=setting.fencing)
         self.driver: Any = SimDriver(self)
         self.hold: Hold | None = None
         self.inside = False
@@ -576,7 +583,7 @@ class Client:
         """Take the lock, stay, give it back; returns whether it got in."""
         lock, driver = self.lock, self.driver
         began, asked = self.world.now, self.clock()
-        lease = None if renewed else self.world.setting.lease
+        lease = None if renewed else self.lease
         try:
             if not await lock._engine.take(lock, driver, AcquireRequest(self.owner, self.world.setting.wait, lease)):
                 return False
@@ -600,9 +607,7 @@ class Client:
 
     async def visit_again(self, stay: float) -> None:
         with suppress(RLockError):
-            await self.lock._engine.take(
-                self.lock, self.driver, AcquireRequest(self.owner, 1.0, self.world.setting.lease)
-            )
+            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, 1.0, self.lease))
             await suspend(self.clock() + stay)
             await self.lock._engine.release(self.lock, self.driver, self.owner)
 
@@ -703,6 +708,8 @@ def simulated(settings: Any, setting: Setting, seed: int) -> Iterator[World]:
             "KEY_PREFIX": "",
         }
     }
+    if setting.brief:
+        options["brief"] = {**options["sim"], "WATCHDOG_TIMEOUT": setting.lease / BRIEF}
     if getattr(settings, "RLOCK", None) != options:
         settings.RLOCK = options
     world = World(seed, setting)

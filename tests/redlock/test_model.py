@@ -12,7 +12,7 @@ from tests.redlock.model import Node
 
 KEY = "rlock:x"
 STATE, TOKEN, TOMBSTONE, CHANNEL = KEY, keys.token_key(KEY), keys.tombstone_key(KEY, ""), keys.redisson_channel(KEY)
-MARK, FORMER_MARK = keys.node_key(30), keys.voter_key(30)
+MARK, FORMER_MARK = keys.NODE_KEY, keys.voter_key(30)
 KEYS = {
     scripts.REDLOCK_ACQUIRE: (STATE, TOKEN, TOMBSTONE, MARK, FORMER_MARK),
     scripts.REDLOCK_BUMP: (STATE, TOKEN),
@@ -28,15 +28,18 @@ FAR = 8 * 10**15
 
 
 def random_call(pick: random.Random):
-    owner, lease = pick.choice("abc"), pick.choice(LEASES)
+    owner, lease, quarantine = pick.choice("abc"), pick.choice(LEASES), pick.choice(LEASES)
     return pick.choice(
         [
-            (scripts.REDLOCK_ACQUIRE, (owner, pick.choice([1, 1, 1, 2]), lease, pick.choice([0, 10**8]), 0)),
+            (
+                scripts.REDLOCK_ACQUIRE,
+                (owner, pick.choice([1, 1, 1, 2]), lease, pick.choice([0, 10**8]), quarantine, 0),
+            ),
             (scripts.REDLOCK_BUMP, (owner, FAR + pick.randrange(100), pick.choice([0, 10**8]))),
             (scripts.REDLOCK_RELEASE, (owner, pick.choice([0, 0, 1]), lease, 10**6)),
-            (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1, 2]), 1)),
+            (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1, 2]), quarantine)),
             (scripts.REDLOCK_SEED, (owner, pick.choice([1, 2]), lease)),
-            (scripts.REDLOCK_VOUCH, (f"?{pick.choice('abc')}".encode(), "run")),
+            (scripts.REDLOCK_VOUCH, (f"?{pick.choice('abc')}".encode(), "run", pick.choice(LEASES))),
             (scripts.LOCK_STATE, (owner,)),
             ("lose mark", ()),
             ("fail over", ()),
@@ -66,7 +69,7 @@ def test_model_and_scripts_agree(seed, server):
             node.tombstones.clear()
         elif what == "lose mark":
             client.delete(MARK)
-            node.mark, node.marked = b"", None
+            node.marks = b"", None, b"", 0, 0
         elif what == "fail over":
             if client.exists(MARK):
                 client.hset(MARK, "replication", "another")
@@ -89,7 +92,7 @@ def test_model_and_scripts_agree(seed, server):
 def comparable(script, reply):
     """Without what a clock makes differ by a little."""
     if script is scripts.REDLOCK_ACQUIRE and reply[0] == b"OK":
-        return b"OK", reply[1] if reply[1] >= FAR else is_now(reply[1]), is_now(reply[2]), reply[3]
+        return b"OK", reply[1] if reply[1] >= FAR else is_now(reply[1]), is_now(reply[2]), reply[3:]
     return [round(each, -5) if isinstance(each, int) and each > 1000 else each for each in reply]
 
 
@@ -110,7 +113,9 @@ def draw(client, proposal):
     """The token that a new owner is granted, who proposes one, and the node's clock."""
     client.delete(STATE)
     keys = KEYS[scripts.REDLOCK_ACQUIRE]
-    _, ok, token, clock = client.eval(scripts.REDLOCK_ACQUIRE.source, 3, *keys[:3], "nonce", "a", 1, 1000, 0, proposal)
+    _, ok, token, clock = client.eval(
+        scripts.REDLOCK_ACQUIRE.source, 3, *keys[:3], "nonce", "a", 1, 1000, 0, 0, proposal
+    )
     assert ok == b"OK"
     assert int(client.get(TOKEN)) == token
     return token, clock

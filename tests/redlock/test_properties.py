@@ -192,8 +192,8 @@ def bumps_whoever_owns(patch):
 def grants_what_is_proposed(patch):
     """A node says that it has taken the proposal, though its counter is higher."""
 
-    def changed(self, owner, count, lease_ms, fence_ttl, proposal):
-        reply = acquire(self, owner, count, lease_ms, fence_ttl, proposal)
+    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, proposal):
+        reply = acquire(self, owner, count, lease_ms, fence_ttl, quarantine, proposal)
         return [b"OK", proposal, *reply[2:]] if isinstance(reply, list) and 0 < proposal < reply[1] else reply
 
     acquire = Node.acquire
@@ -227,10 +227,10 @@ def grants_without_counting(patch):
 def copies_count_again(patch):
     """The copy of an acquire that comes while its owner has the node sets the counter once more."""
 
-    def changed(self, owner, count, lease_ms, fence_ttl, proposal):
+    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, proposal):
         if owner in self.holds and proposal > 0:
             self.counter = proposal
-        return acquire(self, owner, count, lease_ms, fence_ttl, proposal)
+        return acquire(self, owner, count, lease_ms, fence_ttl, quarantine, proposal)
 
     acquire = Node.acquire
     patch.setattr(Node, "acquire", changed)
@@ -296,7 +296,11 @@ def no_quarantine(patch):
 
 
 def data_are_not_marked(patch):
-    patch.setattr(Node, "_mark", lambda self, owner: self.known)
+    patch.setattr(Node, "_mark", lambda self, owner, quarantine: (self.run_id.encode(), quarantine))
+
+
+def others_may_have_no_longer_leases(patch):
+    patch.setattr(Restarts, "learn", lambda self, longest_ms: None)
 
 
 def marks_outlive_failovers(patch):
@@ -311,6 +315,7 @@ def marks_outlive_failovers(patch):
 
 def half_quarantine(patch):
     patch.setattr(simulator, "QUARANTINE_SHARE", 0.5)
+    others_may_have_no_longer_leases(patch)  # the nodes would say how long the leases are
 
 
 def keys_end_too_soon(patch):
@@ -812,6 +817,15 @@ def test_p10_nodes_that_failed_over_and_back_have_no_votes(mutate, settings):
     assert sweep(settings, RETURNS, seeds(50)) > 16
     mutate("marks_outlive_failovers")
     assert_caught(settings, RETURNS, 100)
+
+
+BRIEF = replace(RETURNS, brief=2, returns=0.5, longest_hold=4.0)
+
+
+def test_p10_nodes_wait_for_the_longest_lease_of_all_users(mutate, settings):
+    assert sweep(settings, BRIEF, seeds(50)) > 16
+    mutate("others_may_have_no_longer_leases")
+    assert_caught(settings, BRIEF, 100)
 
 
 # --- P11: a dead client's keys end ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 from pytest_django import Settings
 
 from django_rlock._core.clock import monotonic
-from django_rlock._redis.keys import node_key, voter_key
+from django_rlock._redis.keys import NODE_KEY, voter_key
 from django_rlock._transport.quorum.nodes import node_set
 from django_rlock._transport.quorum.votes import Restarts
 from django_rlock.exceptions import QuorumNotReachedError
@@ -17,7 +17,6 @@ from tests.topologies.servers import command
 
 QUARANTINE = 6.0
 REFUSED = "emptied or has restarted, and gets no votes for another"
-KEY = node_key(QUARANTINE)
 
 
 @pytest.fixture
@@ -36,14 +35,17 @@ def lock(three: list[EmbeddedServer]) -> RedLock:
     return RedLock("x", using="quorum")
 
 
-def mark(server: EmbeddedServer, value: str) -> None:
+def mark(server: EmbeddedServer, known: str, quarantine: float = QUARANTINE) -> None:
+    """Let a node have kept its data for a time, as a server with a run id."""
     with server.client() as client:
-        client.hset(KEY, mapping={"mark": value, "replication": client.info("replication")["master_replid"]})
+        replication = client.info("replication")["master_replid"]
+        values = {"mark": "?", "replication": replication, "known": known, "kept": int(1000 * quarantine)}
+        client.hset(NODE_KEY, mapping=values)
 
 
 def mark_of(server: EmbeddedServer) -> str | None:
     with server.client() as client:
-        return client.hget(KEY, "mark")
+        return client.hget(NODE_KEY, "known")
 
 
 def run_id_of(server: EmbeddedServer) -> str:
@@ -123,13 +125,13 @@ async def test_the_mark_of_the_former_release_counts_once(binding, three, lock):
     """An upgrade needs no pause. Older data that come back have that mark, too."""
     for server in three:
         with server.client() as client:
-            client.delete(KEY)
+            client.delete(NODE_KEY)
             client.set(voter_key(QUARANTINE), run_id_of(server))
     async with binding.inside(lock):
         pass
     for server in three[:2]:
         with server.client() as client:
-            client.hset(KEY, "replication", "of a former primary")
+            client.hset(NODE_KEY, "replication", "of a former primary")
     assert await is_refused(binding, lock)
     for server in three[:2]:
         with server.client() as client:
@@ -152,6 +154,7 @@ async def test_a_mark_is_known_from_when_it_was_seen(binding, three, lock, monke
         empty(server)
     assert await is_refused(binding, lock)
     monkeypatch.setattr(known, "quarantine", 0.001)
+    monkeypatch.setattr(known, "learn", lambda longest_ms: None)
     async with binding.inside(lock):
         pass
     await binding.until(lambda: sum(mark_of(server) == run_id_of(server) for server in three) >= 2)
@@ -228,7 +231,58 @@ async def test_new_data_get_a_vote_after_the_quarantine(binding, three, nodes, l
     assert [mark_of(server) for server in nodes[3:]] == [None, None]
 
 
-async def test_longer_leases_of_another_project_are_waited_for(binding, three, lock, settings):
-    options = settings.RLOCK["quorum"]
-    settings.RLOCK = {"quorum": {**options, "QUARANTINE": 10 * QUARANTINE}}
-    assert await is_refused(binding, RedLock("x", using="quorum"))
+LONGER = 10 * QUARANTINE
+
+
+@pytest.fixture
+def long_lock(three: list[EmbeddedServer], settings: Settings) -> RedLock:
+    """That of another project on the same nodes, whose leases are longer."""
+    settings.RLOCK = {**settings.RLOCK, "long": {**settings.RLOCK["quorum"], "QUARANTINE": LONGER}}
+    return RedLock("y", using="long")
+
+
+async def test_who_has_longer_leases_waits_for_longer(binding, lock, long_lock):
+    async with binding.inside(lock):
+        assert await is_refused(binding, long_lock)
+
+
+async def test_nodes_wait_for_the_longest_lease_of_all_projects(binding, three, lock, long_lock):
+    """Also if a node that has forgotten how long that is replies first."""
+    for server in three:
+        mark(server, run_id_of(server), LONGER)
+    async with binding.inside(long_lock):
+        pass
+    empty(three[0])
+    take_away(three[1:2])
+    await binding.until(lambda: all(quarantine_of(server) == 1000 * LONGER for server in three[1:]))
+    assert not await binding.acquire(lock, wait_time=0)
+    known = node_set("quorum").restarts
+    await binding.until(lambda: known.quarantine > LONGER)
+    assert known.doubt(0, known._seen[0].mark[0], monotonic() + QUARANTINE + 1, monotonic())
+
+
+async def test_a_process_vouches_for_the_longest_lease_of_all_projects(binding, three, lock, long_lock, monkeypatch):
+    for server in three:
+        mark(server, run_id_of(server), LONGER)
+    async with binding.inside(long_lock):
+        pass
+    empty(three[0])
+    known = node_set("quorum").restarts
+    while known.quarantine < LONGER:
+        async with binding.inside(lock):
+            await binding.sleep(0.01)
+    monkeypatch.setattr(known, "quarantine", 0.001)
+    while mark_of(three[0]) != run_id_of(three[0]):  # the first replies show the new mark, later ones that it is kept
+        async with binding.inside(lock):
+            await binding.sleep(0.01)
+    assert kept_by(three[0]) == 1000 * LONGER
+
+
+def quarantine_of(server: EmbeddedServer) -> int:
+    with server.client() as client:
+        return int(client.hget(NODE_KEY, "quarantine") or 0)
+
+
+def kept_by(server: EmbeddedServer) -> int:
+    with server.client() as client:
+        return int(client.hget(NODE_KEY, "kept") or 0)

@@ -25,7 +25,7 @@ MOST_OBJECTS = 1000
 """Of one class of the package, apart from what caches keep, whose sizes are bounded."""
 _CACHE = type(lru_cache(maxsize=1)(int))
 _STAYS = re.compile(
-    rf"{STAYS.pattern}|rlock_process(es$|:)|rlock_drained:|rlock_(node|voter):|rlock:(semaphore:|permits$|latch:)"
+    rf"{STAYS.pattern}|rlock_process(es$|:)|rlock_drained:|rlock_(node$|voter:)|rlock:(semaphore:|permits$|latch:)"
 )
 """Keys that outlive what they were made for, by their own times to live; and numbers, which have no owner."""
 

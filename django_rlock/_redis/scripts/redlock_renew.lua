@@ -8,9 +8,10 @@
 -- ARGV[2]  owner
 -- ARGV[3]  lease, ms
 -- ARGV[4]  1 leaves a longer lease as it is; 0, an extension, replaces any; 2 settles the extensions sent so far
--- ARGV[5]  1 if KEYS[2] is a mark, else 0
+-- ARGV[5]  quarantine of nodes that may have lost data, ms; 0 = nodes never lose data
 --
--- Returns {nonce, holds of the owner, the mark}; {nonce, 0} if another owner has the lock, {nonce, -1} if it is not held.
+-- Returns {nonce, holds of the owner, the mark, the longest quarantine, ms}; {nonce, 0} if another owner has the lock,
+-- {nonce, -1} if it is not held.
 
 -- include: extensions
 -- include: lease
@@ -27,4 +28,4 @@ elseif ARGV[4] == '2' then
 elseif not is_settled(KEYS[4], ARGV[1]) then
     redis.call('pexpire', KEYS[1], ARGV[3])
 end
-return {ARGV[1], holds, ARGV[5] == '1' and mark_of(KEYS[2], KEYS[3], ARGV[2]) or ''}
+return {ARGV[1], holds, unpack(ARGV[5] ~= '0' and mark_of(KEYS[2], KEYS[3], ARGV[2], ARGV[5]) or {'', 0})}

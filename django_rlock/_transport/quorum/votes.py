@@ -44,11 +44,12 @@ class Restarts:
 
     Each node has a mark among its data, which a grant returns. It is lost with the data. The first grant afterwards
     sets a new one, and the node has no vote for ``quarantine`` seconds, which is the longest lease (0: nodes that
-    forget nothing). After ``quarantine`` seconds with an unchanged mark, by its own clock, a process counts the node
-    again and replaces the mark by the node's run id. From then on other processes count it too. A server that was
-    restarted, or was a replica, may have an older state of the data. Then its replication id is another, and the script
-    replaces the mark (``voter.lua``). A mark that is another server's run id is not believed either. No clock of a
-    server matters.
+    forget nothing). Others who use the nodes may have longer leases, so each node also stores the longest quarantine.
+    After that time with an unchanged mark, by its own clock, a process counts the node again, and vouches for it: it
+    stores the node's run id, which grants return instead of the mark. From then on other processes count the node too.
+    A server that was restarted, or was a replica, may have an older state of the data. Then its replication id is
+    another, and the script replaces the mark (``voter.lua``). Another server's run id is not believed either. No clock
+    of a server matters.
 
     A server is identified once for each connection, which ends when the server does, so every reply on a connection
     comes from the same server. Therefore NODES must not name a proxy that puts another server behind an open
@@ -57,7 +58,9 @@ class Restarts:
 
     def __init__(self, names: tuple[str, ...], quarantine: float, clock_drift: float) -> None:
         self._names = names
-        self.quarantine = quarantine * (1 + clock_drift)  # the server's clock may be slow
+        self._longest_ms = round(1000 * quarantine)
+        self._slowness = 1 + clock_drift  # of the server's clock
+        self.quarantine = quarantine * self._slowness
         self._seen: dict[int, _Seen] = {}
 
     def meet(self, node: int, run_id: str) -> None:
@@ -69,6 +72,12 @@ class Restarts:
         if seen is None or seen.run_id != run_id:
             self._refuse_twins(node, run_id)
             self._seen[node] = _Seen(run_id)
+
+    def learn(self, longest_ms: int) -> None:
+        """Wait for the leases of others, too: ``longest_ms`` is the longest quarantine of all who use a node."""
+        if longest_ms > self._longest_ms:
+            self._longest_ms = longest_ms
+            self.quarantine = longest_ms / 1000 * self._slowness
 
     def doubt(self, node: int, mark: bytes, sent_at: float, now: float) -> Exception | None:
         """Why a vote does not count that came now from a node with this mark; None if it does. ``sent_at`` is when the
@@ -83,10 +92,11 @@ class Restarts:
             return None
         return NodeRestartedError(f"it was emptied or has restarted, and gets no votes for another {left:.1f} s")
 
-    def unknown_to_others(self, node: int, mark: bytes) -> str | None:
-        """The run id that should replace the mark of a node whose vote counts; None if it already has."""
+    def unknown_to_others(self, node: int, mark: bytes) -> tuple[str, int] | None:
+        """The run id that grants should return instead of the mark of a node whose vote counts, and for how many ms its
+        data are known; None if they return it already."""
         run_id = self._seen[node].run_id
-        return run_id if self.quarantine and mark != run_id.encode() else None
+        return (run_id, self._longest_ms) if self.quarantine and mark != run_id.encode() else None
 
     def _refuse_twins(self, node: int, run_id: str) -> None:
         for other, seen in snapshot(self._seen.items()):
@@ -248,6 +258,14 @@ class VoteTally:
             self.no[node] = reply
         self.unheard.discard(node)
 
+    def screen_again(self, voting: VotingRound) -> None:
+        """Count votes no longer that are doubted by now."""
+        for node, reply in self.yes.copy().items():
+            screened = self.call.screen(node, reply, voting)
+            if isinstance(screened, Exception):
+                del self.yes[node]
+                self.errors[node] = screened
+
     @property
     def won(self) -> bool:
         return len(self.yes) >= self.quorum
@@ -337,7 +355,7 @@ class VotingRound:
         self.send = session.send
         self._session = session
         self._size = len(nodes.names)
-        self._screens = nodes.restarts.quarantine > 0
+        self._quarantine = nodes.restarts.quarantine
         self._tallies: dict[QuorumCall, VoteTally] = {}
 
     async def ask(
@@ -424,10 +442,18 @@ class VotingRound:
         node, call, reply = answer
         tally = self._tallies.get(call)
         if tally is not None:
-            if self._screens and not isinstance(reply, Exception):
+            if self._quarantine and not isinstance(reply, Exception):
                 reply = call.screen(node, reply, self)
+                self._screen_again()
             tally.add(node, reply)
         return tally
+
+    def _screen_again(self) -> None:
+        """Doubt earlier votes, too, once a node has replied that somebody's leases are longer than was known."""
+        if self.nodes.restarts.quarantine > self._quarantine:
+            self._quarantine = self.nodes.restarts.quarantine
+            for tally in self._tallies.values():
+                tally.screen_again(self)
 
     async def undo_everywhere(self, call: QuorumCall, asked: VoteTally) -> None:
         """Undo a call on all nodes. Nodes that may have granted it and cannot be reached now receive the undo later."""
