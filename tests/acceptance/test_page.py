@@ -165,6 +165,20 @@ def test_one_report_runs_and_the_others_are_skipped(page: Page, shop: Shop) -> N
     expect(reports.last).to_contain_text("done")
 
 
+def test_the_page_shows_its_tasks_code_and_works_after_a_login_in_another_tab(page: Page, shop: Shop) -> None:
+    card = page.get_by_role("region", name="A report that must not run twice")
+    expect(card.locator("pre")).to_contain_text("def build_report(")
+    admin = page.context.new_page()
+    _log_in(admin, shop)
+    expect(admin.get_by_role("heading", name="Site administration")).to_be_visible()
+    reports = card.locator(".reports li")
+    before = reports.count()
+    card.get_by_role("button", name="Build the report").click()
+    expect(reports).to_have_count(before + 1)
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(reports.first).to_contain_text(re.compile("done|skipped"))
+
+
 def _process_of(event: Locator) -> int:
     """The process that a line tells of."""
     found = re.search(r"Process (\d+)", event.inner_text())

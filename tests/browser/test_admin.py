@@ -1,7 +1,9 @@
 """The admin in a real browser: an operator finds a lock that a real process holds, and frees it."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -261,6 +263,17 @@ def _width(page: Page) -> int:
     return width
 
 
+def _grow_old(client: redis.Redis, ages: dict[str, float]) -> None:
+    """Let reports say that locks have been held, and waited for, for more seconds than they have."""
+    for report in client.scan_iter("rlock_process:*"):
+        entries: dict[Any, Any] = client.hgetall(report)
+        for field, value in entries.items():
+            if field.startswith(("hold ", "wait ")):
+                entry = json.loads(value)
+                older = ages[entry["key"].removeprefix("rlock:")] / (1 if field.startswith("hold ") else 2)
+                client.hset(report, field, json.dumps(entry | {"since": entry["since"] - older}))
+
+
 @pytest.mark.skipif(SCREENSHOT is None, reason="draws docs/images/admin.png when RLOCK_SCREENSHOT is set")
 def test_picture_for_the_readme(page: Page, redis_client: redis.Redis) -> None:
     with Process("web-1") as shop, Process("web-2") as other, Process("worker-1", "celery") as dead:
@@ -274,6 +287,8 @@ def test_picture_for_the_readme(page: Page, redis_client: redis.Redis) -> None:
         eventually(lambda: redis_client.zcard("rlock_queue:{rlock:stock:42}"))
         eventually(lambda: all(lock.held_for for lock in iter_locks()) and len(list(iter_locks())) == 4)
         dead.kill()
+        _grow_old(redis_client, {"stock:42": 3.1, "cart:9f2": 0.3, "report:2026-11": 37.5, "invoice:1009": 14.2})
+        redis_client.pexpire("rlock:report:2026-11", 22_000)
         fall_silent(redis_client, dead)
         page.goto(f"{LIST}?scan=1")
         expect(page.get_by_text("legacy:import")).to_be_visible()

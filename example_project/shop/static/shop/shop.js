@@ -104,12 +104,20 @@ async function refresh() {
   if (!document.hidden) timer = setTimeout(refresh, pause);
 }
 
+// A login in another tab gives the browser a new token; that of this page is refused from then on.
+function content(form) {
+  const data = new FormData(form);
+  const token = document.cookie.match(/(?:^|; )csrftoken=([^;]*)/)?.[1];
+  if (token) data.set("csrfmiddlewaretoken", token);
+  return data;
+}
+
 async function send(event) {
   event.preventDefault();
   const form = event.target;
   const problem = document.getElementById("problem");
   try {
-    const answer = await fetch(form.action, { method: "POST", body: new FormData(form), redirect: "manual" });
+    const answer = await fetch(form.action, { method: "POST", body: content(form), redirect: "manual" });
     problem.hidden = answer.type === "opaqueredirect"; // where a browser without this script would go now
   } catch {
     problem.hidden = false;
