@@ -310,7 +310,7 @@ def _gunicorn_threads(arguments: str) -> int:
 
 # --- views ------------------------------------------------------------------------------------------------------------
 
-TEMPLATES_HINT = "See key templates in the documentation of django-rlock: docs/decorator.md#key-templates"
+TEMPLATES_HINT = "See key templates in the documentation of django-rlock: docs/key-templates.md"
 
 
 def check_routes(**_: Any) -> list[CheckMessage]:
