@@ -1,6 +1,7 @@
 """Distributed locks for Django and Celery, stored in Redis exactly as Redisson stores them."""
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if sys.platform == "win32":
@@ -24,19 +25,15 @@ from django_rlock.exceptions import (
 from django_rlock.locks import (
     BaseLock,
     ConstantBackoff,
-    CountDownLatch,
     ExponentialBackoff,
     FairLock,
     FencedLock,
     LimitedLock,
     MultiLock,
-    Permit,
-    PermitExpirableSemaphore,
     ReadLock,
     ReadWriteLock,
     RedLock,
     RLock,
-    Semaphore,
     SpinLock,
     WriteLock,
     rlock,
@@ -46,6 +43,9 @@ from django_rlock.version import __version__
 
 if TYPE_CHECKING:
     from django_rlock._web.decorator import distributed_lock
+    from django_rlock.locks.counters import CountDownLatch
+    from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
+    from django_rlock.locks.semaphore import Semaphore
 
 __all__ = [
     "BaseLock",
@@ -83,17 +83,25 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the decorator on first access: it needs many modules that locks do not.
+_LATER = {
+    "CountDownLatch": "locks.counters",
+    "Permit": "locks.expirable",
+    "PermitExpirableSemaphore": "locks.expirable",
+    "Semaphore": "locks.semaphore",
+    "distributed_lock": "_web.decorator",
+}
 
-    Modules access the decorator while they are imported. Calls access the kinds of locks, and a signal may interrupt a
+
+def __getattr__(name: str) -> Any:
+    """Import what many processes do not need on first access.
+
+    Modules access these names while they are imported. Calls access the kinds of locks, and a signal may interrupt a
     call in the middle of an import, so the kinds are imported at once.
     """
-    if name != "distributed_lock":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from django_rlock._web.decorator import distributed_lock
-
-    return distributed_lock
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    return found
 
 
 def __dir__() -> list[str]:

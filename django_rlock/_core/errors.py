@@ -7,8 +7,7 @@ text, if its code is only ERR.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from redis import exceptions as theirs
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -18,8 +17,7 @@ About = Literal["connection", "server", "key", "rights", "command"]
 Retry = Literal["here", "elsewhere", "never"]
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(NamedTuple):
     """The subject of an error, and where a second try may succeed: at the same server, once it has changed its state;
     over a new connection, which may lead to another server; or never. ``advice`` says what to do, and ``text`` what has
     happened, if the server's own text does not; ``{noun}`` stands for the requested object, usually a lock.

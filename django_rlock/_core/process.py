@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, update_wrapper
-from multiprocessing import parent_process, util
 from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
 
 from django.core.signals import setting_changed
@@ -25,6 +24,7 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.foreign import end_threads
 
+_loaded = sys.modules.get
 P = ParamSpec("P")
 K = TypeVar("K")
 T = TypeVar("T")
@@ -190,6 +190,8 @@ def _run(event: str) -> None:
 pid = os.getpid()
 """The process that the resources belong to."""
 _is_forked = False
+_ends_child = 0
+"""The child of ``multiprocessing`` that ends as the interpreter does."""
 _noticing = threading.Lock()
 
 
@@ -219,6 +221,8 @@ def _after_fork() -> None:
     global _is_forked, pid  # noqa: PLW0603 - see above
     _is_forked = True
     _run("fork")
+    if (util := _loaded("multiprocessing.util")) is not None:
+        util.register_after_fork(_in_child, _in_child)  # multiprocessing calls it in its children
     pid = os.getpid()  # last, because other threads of the child continue when they see it
 
 
@@ -252,7 +256,10 @@ def _end_child() -> None:
 
 def _in_child(_: object = None) -> None:
     """Make a child of ``multiprocessing`` end as the interpreter does: it exits by ``os._exit``, without atexit."""
-    util.Finalize(None, _end_child, exitpriority=-sys.maxsize)  # after all others
+    global _ends_child  # noqa: PLW0603 - the parent may be such a child, too, and then registers it twice
+    if _ends_child != os.getpid():
+        _ends_child = os.getpid()
+        sys.modules["multiprocessing.util"].Finalize(None, _end_child, exitpriority=-sys.maxsize)  # after all others
 
 
 def _on_setting(*, setting: str, **_: object) -> None:
@@ -267,6 +274,5 @@ with suppress(ImportError):  # of AWS Lambda's SnapStart
     register_after_restore(note_restored)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
 atexit.register(end)
-util.register_after_fork(_in_child, _in_child)
-if parent_process() is not None:  # a child has imported this
+if getattr(_loaded("multiprocessing.process"), "_parent_process", None) is not None:  # a child has imported this
     _in_child()

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
@@ -307,14 +306,16 @@ _WANTS_NONE = "without any password configured"
 """The reply to AUTH of a server that wants no password."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Source:
     """How to connect to one server. ``longest`` limits connecting and each reply, in seconds; None leaves the pool's
     limits. The pool's options are read for each connection, as a pool may change them: it may renew a password.
     """
 
-    pool: Any
-    longest: float | None = None
+    __slots__ = ("longest", "pool")
+
+    def __init__(self, pool: Any, longest: float | None = None) -> None:
+        self.pool = pool
+        self.longest = longest
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown(self.options)})"

@@ -35,9 +35,6 @@ from django_rlock._transport.one_server import (
     PlainNode,
 )
 from django_rlock._transport.pool import BACKGROUND, THREADS
-from django_rlock._transport.quorum import Quorum
-from django_rlock._transport.quorum.tasks import TaskTransport
-from django_rlock._transport.quorum.threads import ThreadTransport
 from django_rlock._transport.servers import Purpose, background_limit, is_cluster, server, slot_map, when_left
 from django_rlock._transport.subscriber import ClusterListener, Subscriber
 from django_rlock.settings import get_settings, server_aliases
@@ -204,7 +201,7 @@ def _make(
 ) -> Driver:
     options = get_settings(using)
     if options.nodes:
-        return Quorum(using, (TaskTransport if binding is TASKS else ThreadTransport)(using), binding, at)
+        return _make_quorum(using, binding, at)
     make_node = partial(_node, binding, using, purpose)
     listening = None if make_waiter is None else BoundListener(listener(using), make_waiter)
     if is_cluster(using):
@@ -212,6 +209,15 @@ def _make(
         return cluster(options, binding, at, make_node, slot_map(using), listening)
     server = ConfirmedServer if options.replica_acks else OneServer
     return server(options, binding, at, make_node(None), _division(using), listening)
+
+
+def _make_quorum(using: str, binding: Binding, at: Callable[[str], Driver]) -> Driver:
+    # Most processes have no such alias, and need none of these modules.
+    from django_rlock._transport.quorum import Quorum
+    from django_rlock._transport.quorum.tasks import TaskTransport
+    from django_rlock._transport.quorum.threads import ThreadTransport
+
+    return Quorum(using, (TaskTransport if binding is TASKS else ThreadTransport)(using), binding, at)
 
 
 class ConfirmedServer(Confirming, OneServer):

@@ -9,8 +9,6 @@ from typing import Any, Literal, Unpack, overload
 from django_rlock._transport.identity import Use
 from django_rlock._transport.worker import CleanUps, IdleConnections, add_jobs
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.counters import CountDownLatch
-from django_rlock.locks.expirable import Permit, PermitExpirableSemaphore
 from django_rlock.locks.fair import FairLock
 from django_rlock.locks.forced import ForcedReleaseWatcher, watch_forced_releases
 from django_rlock.locks.heartbeats import Heartbeats, heartbeat_soon
@@ -29,7 +27,6 @@ from django_rlock.locks.options import (
 from django_rlock.locks.plain import Backoff, ConstantBackoff, ExponentialBackoff, FencedLock, RLock, SpinLock
 from django_rlock.locks.readwrite import LimitedLock, Preference, ReadLock, ReadWriteLock, WriteLock
 from django_rlock.locks.redlock import RedLock
-from django_rlock.locks.semaphore import Semaphore
 from django_rlock.locks.watchdog import Renewals
 from django_rlock.settings import DEFAULT_ALIAS, parsed_entry, unknown_alias
 
@@ -37,7 +34,6 @@ __all__ = [
     "KINDS",
     "BaseLock",
     "ConstantBackoff",
-    "CountDownLatch",
     "Duration",
     "ExponentialBackoff",
     "FairLock",
@@ -45,13 +41,10 @@ __all__ = [
     "LimitedLock",
     "LockTerms",
     "MultiLock",
-    "Permit",
-    "PermitExpirableSemaphore",
     "RLock",
     "ReadLock",
     "ReadWriteLock",
     "RedLock",
-    "Semaphore",
     "SpinLock",
     "WriteLock",
     "named_lock",

@@ -28,6 +28,7 @@ from django_rlock.locks.options import (
     RELEASE_PATIENCE,
     UNSET,
     Duration,
+    checked_number,
     checked_text,
     milliseconds,
     unknown_argument,
@@ -38,8 +39,6 @@ from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 logger = logging.getLogger("django_rlock.locks")
 
-MOST = 2**31 - 1
-"""The largest number, as in Redisson."""
 SENT_AGAIN = 60.0
 """How long the background thread retries a command, in seconds."""
 REMEMBERED_MS = milliseconds(REMEMBERED)
@@ -79,15 +78,6 @@ def retire(counter: Named, call: ScriptCall) -> None:
 
 def _request_of(call: ScriptCall) -> str:
     return str(call.first).partition(" ")[0]
-
-
-def checked_number(argument: str, value: int, least: int = 0) -> int:
-    """Return the number, if it is between ``least`` and MOST."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} must be a whole number, not {value!r}.")
-    if not least <= value <= MOST:
-        raise ValueError(f"{argument} must be a whole number from {least} to {MOST}, not {value!r}.")
-    return value
 
 
 class Counter(Handle):

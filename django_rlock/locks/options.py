@@ -174,6 +174,19 @@ def checked_owner(value: object) -> str:
     return owner
 
 
+MOST = 2**31 - 1
+"""The largest number, as in Redisson."""
+
+
+def checked_number(argument: str, value: int, least: int = 0) -> int:
+    """Return the number, if it is between ``least`` and MOST."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be a whole number, not {value!r}.")
+    if not least <= value <= MOST:
+        raise ValueError(f"{argument} must be a whole number from {least} to {MOST}, not {value!r}.")
+    return value
+
+
 def checked_text(what: str, value: object) -> str:
     """Return a value such as a "lock's name", if it is a string of at most ``keys.MAX_NAME`` bytes in UTF-8."""
     if not isinstance(value, str):

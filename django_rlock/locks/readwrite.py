@@ -9,7 +9,6 @@ from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock.exceptions import LockUpgradeError, RLockError
 from django_rlock.locks.base import BaseLock
-from django_rlock.locks.counters import checked_number
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import (
     LIMITED,
@@ -21,7 +20,7 @@ from django_rlock.locks.kinds import (
     call_for,
     settled_keys,
 )
-from django_rlock.locks.options import LockOptions, milliseconds
+from django_rlock.locks.options import LockOptions, checked_number, milliseconds
 from django_rlock.locks.records import Hold
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 

@@ -16,13 +16,11 @@ from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError
 from django_rlock.locks.attempt import wait_for_replicas
 from django_rlock.locks.counters import (
-    MOST,
     REMEMBERED_MS,
     SENT_AGAIN,
     Counter,
     Request,
     Requests,
-    checked_number,
     granted,
     hidden_behind,
     note_answered,
@@ -31,7 +29,16 @@ from django_rlock.locks.counters import (
     with_answered,
 )
 from django_rlock.locks.kinds import Kind, call_for, retire_call, settled_keys
-from django_rlock.locks.options import MILLISECOND, RELEASE_PATIENCE, UNSET, Duration, duration, milliseconds
+from django_rlock.locks.options import (
+    MILLISECOND,
+    MOST,
+    RELEASE_PATIENCE,
+    UNSET,
+    Duration,
+    checked_number,
+    duration,
+    milliseconds,
+)
 from django_rlock.settings import DEFAULT_ALIAS
 
 _life_seconds = duration("ttl", "None keeps it", MILLISECOND)

@@ -4,6 +4,7 @@ The figures are those of an uncontended acquire and release, unless their name s
 machine. ``tests/costs.py`` has the calls.
 """
 
+import subprocess
 import sys
 
 import pytest
@@ -69,6 +70,8 @@ AT_THE_SERVER: Figures = {
     "PermitExpirableSemaphore": (2, 16),
 }
 """How many round trips a call takes, and how many commands its scripts run."""
+MODULES = 59
+"""How many modules of the package ``import django_rlock`` loads."""
 
 
 def counted(server: EmbeddedServer, what: str) -> Figures:
@@ -90,3 +93,9 @@ def is_changed(found: tuple[int, int], figures: tuple[int, int]) -> bool:
 
 def test_calls_take_as_many_round_trips_and_commands_as_their_figures_say(own_server: OwnServer) -> None:
     assert counted(own_server(), "at_the_server") == AT_THE_SERVER
+
+
+def test_an_import_loads_as_many_modules_as_its_figure_says() -> None:
+    program = "import sys, django_rlock; print(sum(name.split('.')[0] == 'django_rlock' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert int(done.stdout) == MODULES

@@ -34,6 +34,22 @@ def test_only_what_takes_a_lock_is_loaded() -> None:
     assert loaded_by("from django_rlock import rlock, Semaphore, fenced") == NEEDED
 
 
+def test_what_few_processes_need_is_loaded_when_it_is_used() -> None:
+    program = """
+import sys, django_rlock
+locks, quorum = "django_rlock.locks.", "django_rlock._transport.quorum."
+few = [locks + "counters", locks + "expirable", locks + "semaphore", quorum + "nodes", quorum + "tasks"]
+print(*[name for name in [*few, "multiprocessing"] if name in sys.modules])
+django_rlock.PermitExpirableSemaphore
+print(*[name for name in few if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "",
+        "django_rlock.locks.counters django_rlock.locks.expirable django_rlock.locks.semaphore",
+    ]
+
+
 def test_the_decorator_is_loaded_when_it_is_used() -> None:
     assert loaded_by("from django_rlock import distributed_lock") == OFTEN
 

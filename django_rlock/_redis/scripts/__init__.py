@@ -13,9 +13,9 @@ publishes to the shard of the channel's slot, and to all nodes only for Redisson
 from __future__ import annotations
 
 import hashlib
-import pkgutil
+import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
@@ -29,6 +29,8 @@ _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _TYPES = {"OK": bytes, "bytes": bytes, "int": int}
 _TAILS: dict[bytes | int, bytes] = {OK: b"\r\n$2\r\nOK\r\n", 1: b"\r\n:1\r\n"}
 """How a reply ends on the wire, after its nonce, that has one of these values."""
+_get_data: Callable[[str], bytes] = cast("Any", __spec__).loader.get_data
+"""Reads a file beside this module, also in a zip file: as pkgutil.get_data(), which takes three times as long."""
 _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _SHARDED = {
     # A sharded channel must be in the slot of the keys, so a process has one for each lock: keys.wake_channel().
@@ -48,7 +50,6 @@ _SHARDED = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Script:
     """One Lua script; ``sha`` is its digest for EVALSHA.
 
@@ -61,29 +62,28 @@ class Script:
     not known, because a reply that has come only in part would look complete.
     """
 
-    name: str
-    source: str
-    sha: str
-    reply: re.Pattern[str]
-    usual: tuple[bytes | int, ...]
-    tail: bytes
-    grants: frozenset[tuple[type, ...]]
-    joins: bool = False
+    __slots__ = ("grants", "joins", "name", "reply", "sha", "source", "tail", "usual")
+
+    def __init__(self, name: str, source: str, reply: str, joins: bool) -> None:
+        self.name = name
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self.reply = reply
+        self.joins = joins
+        alternatives = reply.split("|")
+        alone = {each.strip("()+") for each in alternatives}
+        self.usual: tuple[bytes | int, ...] = (*([OK] if "OK" in alone else ()), *((1, 0) if "int" in alone else ()))
+        self.tail = _TAILS.get(self.usual[0], b"") if self.usual else b""
+        words = [each.split() for each in alternatives if each.startswith("OK ")]
+        self.grants = {(bytes, *map(_TYPES.__getitem__, each)) for each in words if _TYPES.keys() >= set(each)}
 
     @classmethod
     def load(cls, name: str, reply: str = "int", joins: bool = False) -> Script:
-        bytes_of_any_kind = "|".join(("bytes", *_WORDS.values()))
-        pattern = re.compile(re.sub(r" ?(\w+)", r" \1", reply).replace("bytes", f"(?:{bytes_of_any_kind})"))
-        usual = tuple(value for value in (OK, 1, 0) if pattern.fullmatch(_said([value])))
-        tail = _TAILS.get(usual[0], b"") if usual else b""
-        words = [each.split() for each in reply.split("|") if each.startswith("OK ")]
-        grants = frozenset((bytes, *map(_TYPES.__getitem__, each)) for each in words if _TYPES.keys() >= set(each))
-        source = _read(name)
-        return cls(name, source, _digest(source), pattern, usual, tail, grants, joins)
+        return cls(name, _read(name), reply, joins)
 
     def may_reply(self, values: list[Any]) -> bool:
         """Whether these values may follow the nonce in a reply."""
-        return self.reply.fullmatch(_said(values)) is not None
+        return _pattern(self.reply).fullmatch(_said(values)) is not None
 
     def sharded(self, to_all: bool = False) -> Script:
         """The script for a Redis Cluster; that one's own is itself. ``to_all`` is PUBLISH_TO_ALL."""
@@ -91,11 +91,13 @@ class Script:
 
     def with_source(self, source: str) -> Script:
         """The same script with another source."""
-        return replace(self, source=source, sha=_digest(source))
+        return Script(self.name, source, self.reply, self.joins)
 
 
-def _digest(source: str) -> str:
-    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+@cache
+def _pattern(reply: str) -> re.Pattern[str]:
+    bytes_of_any_kind = "|".join(("bytes", *_WORDS.values()))
+    return re.compile(re.sub(r" ?(\w+)", r" \1", reply).replace("bytes", f"(?:{bytes_of_any_kind})"))
 
 
 def _said(values: list[Any]) -> str:
@@ -134,7 +136,7 @@ def _sharded(script: Script, to_all: bool) -> Script:
 
 @cache
 def _read(name: str) -> str:
-    text = cast("bytes", pkgutil.get_data(__name__, f"{name}.lua")).decode()
+    text = _get_data(f"{__path__[0]}{os.sep}{name}.lua").decode()
     return _INCLUDE.sub(lambda found: _read(found.group(1)), text)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
@@ -31,12 +30,14 @@ class NodeRestartedError(RedisError):
 UNMARKED = b"", math.inf
 
 
-@dataclass(slots=True)
 class _Seen:
     """A node's run id, and the mark of its data with the monotonic time at which this process first saw it."""
 
-    run_id: str
-    mark: tuple[bytes, float] = UNMARKED
+    __slots__ = ("mark", "run_id")
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.mark: tuple[bytes, float] = UNMARKED
 
 
 class Restarts:
