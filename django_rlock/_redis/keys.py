@@ -61,6 +61,11 @@ def marked(channel: str) -> str:
     return channel.removeprefix(_MARK)
 
 
+def unknown(key: str) -> tuple[str, ...]:
+    """Of scripts whose keys depend on more than the key of a lock: their calls name the keys."""
+    raise TypeError(f"The key {key!r} alone does not determine the keys of this script.")
+
+
 def state_key(key: str) -> tuple[str]:
     """The state of a lock."""
     return (key,)

@@ -222,7 +222,7 @@ class Reservation:
         reservation, reservations, former, _ = keys.reservation_change_keys(self.lock.key, self._key)
         all_keys = reservation, self.lock.key, reservations, former, keys.requests_key(self.lock.key)
         args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
-        queueing = Template(scripts.TASK_QUEUE, all_keys, (*args, milliseconds(REMEMBERED)))
+        queueing = Template(scripts.TASK_QUEUE, (*args, milliseconds(REMEMBERED)), all_keys)
         request = f"{new_request()} {self._value}"
         call = ScriptCall(self.lock.name, queueing, self.lock.key, request)
         known, run, left_ms = run_call(self._options.using, call)

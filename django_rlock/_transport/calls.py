@@ -23,7 +23,7 @@ from django_rlock._core.errors import FILE_ADVICE, clearer, is_down, is_final, m
 from django_rlock._core.text import reason_of
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import MOST_KEPT, reservation_change_keys
-from django_rlock._redis.scripts import Script
+from django_rlock._redis.scripts import KeysOf, Script
 from django_rlock.exceptions import LockUnavailableError
 
 if TYPE_CHECKING:
@@ -66,11 +66,6 @@ class ManyKeys(tuple[str, ...]):
         return ManyKeys((*self, *keys), self.packed + pack_words(keys))
 
 
-KeysOf = Callable[[str], tuple[str, ...]]
-"""Returns a script's keys for the key of a lock: a function of ``_redis.keys``, which puts it in them as it is, or with
-braces."""
-
-
 def keys_of(of: KeysOf | tuple[str, ...], key: str) -> tuple[str, ...]:
     """The keys of a call with this key."""
     return of if isinstance(of, tuple) else of(key)
@@ -79,13 +74,16 @@ def keys_of(of: KeysOf | tuple[str, ...], key: str) -> tuple[str, ...]:
 class Template:
     """What is common to the calls of a script for all locks: all arguments but the first, and which keys it has.
 
-    ``of`` returns these for a lock's key; or it is the keys themselves. ``end`` follows the first argument; it is empty
-    for a template that is used once.
+    ``of`` returns these for a lock's key; or it is the keys themselves. None means the script's keys for a lock.
+    ``end`` follows the first argument; it is empty for a template that is used once.
     """
 
     __slots__ = ("around", "end", "of", "rest", "script")
 
-    def __init__(self, script: Script, of: KeysOf | tuple[str, ...], rest: tuple[Argument, ...] = ()) -> None:
+    def __init__(
+        self, script: Script, rest: tuple[Argument, ...] = (), of: KeysOf | tuple[str, ...] | None = None
+    ) -> None:
+        of = script.keys_of if of is None else of
         self.script = script
         self.of = of
         self.rest = rest
@@ -114,7 +112,7 @@ class Template:
         script = self.script.sharded(to_all)
         if script is self.script:
             return self
-        return Template(script, self.of, self.rest) if isinstance(self.of, tuple) else kept(script, self.of, self.rest)
+        return Template(script, self.rest, self.of) if isinstance(self.of, tuple) else kept(script, self.rest)
 
 
 kept = lru_cache(maxsize=MOST_KEPT)(Template)
@@ -168,7 +166,7 @@ def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | s
     ``UNSENT``.
     """
     all_keys = reservation_change_keys(lock_key, key)
-    return ScriptCall(name, Template(scripts.TASK_RESERVATION, all_keys, (ms, starts)), lock_key, value)
+    return ScriptCall(name, Template(scripts.TASK_RESERVATION, (ms, starts), all_keys), lock_key, value)
 
 
 MOST_JOINED = 10
@@ -180,7 +178,7 @@ def join(calls: Sequence[ScriptCall]) -> ScriptCall:
     first = calls[0]
     keys = tuple([key for call in calls for key in call.keys])
     rest = tuple([word for call in calls for word in call.template.rest])
-    return ScriptCall(first.name, Template(first.script, keys, rest), first.key, first.first)
+    return ScriptCall(first.name, Template(first.script, rest, keys), first.key, first.first)
 
 
 def may_join(call: ScriptCall) -> object:

@@ -109,7 +109,7 @@ class Counter(Handle):
 
     def _call(self, script: Script, all_keys: tuple[str, ...], first: Argument, *args: Argument) -> ScriptCall:
         self._check_alias()
-        return call_for(self, script, all_keys, first, *args)
+        return call_for(self, script, first, *args, all_keys=all_keys)
 
     def _wait_seconds(self, blocking: bool, wait_time: Any, unknown: dict[str, Any]) -> float | None:
         if unknown:
@@ -258,7 +258,7 @@ class Latch(Kind["CountDownLatch"]):
     def acquire(
         self, lock: CountDownLatch, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
-        return call_for(lock, scripts.LATCH_PASS, (lock.key,), "")
+        return call_for(lock, scripts.LATCH_PASS, "")
 
     def channel(self, lock: CountDownLatch) -> str:
         return keys.latch_channel(lock.key)

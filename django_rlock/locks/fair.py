@@ -28,13 +28,13 @@ earlier."""
 def _acquiring(count: int, lease: float, claim: float, alive: float) -> Template:
     alive_ms = milliseconds(alive) if alive else 0  # milliseconds() returns 1 at least
     args = count, milliseconds(lease), milliseconds(claim), alive_ms
-    return Template(scripts.FAIR_ACQUIRE, keys.fair_keys, args)
+    return Template(scripts.FAIR_ACQUIRE, args)
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
 def _releasing(left: int, lease: float, claim: float) -> Template:
     args = left, milliseconds(lease), milliseconds(claim)
-    return Template(scripts.FAIR_RELEASE, keys.fair_release_keys, args)
+    return Template(scripts.FAIR_RELEASE, args)
 
 
 class Fair(Kind["FairLock"]):
@@ -65,12 +65,12 @@ class Fair(Kind["FairLock"]):
 
     def leave(self, lock: FairLock, asker: str) -> ScriptCall:
         claim = milliseconds(settings_of(lock.using).claim_time)
-        return call_for(lock, scripts.FAIR_LEAVE, keys.fair_release_keys, asker, claim)
+        return call_for(lock, scripts.FAIR_LEAVE, asker, claim)
 
     def decline(self, lock: FairLock, asker: str) -> ScriptCall:
         """Hands on a grant that nobody waits for, unless it has been confirmed."""
         claim = milliseconds(settings_of(lock.using).claim_time)
-        return call_for(lock, scripts.FAIR_DECLINE, keys.fair_release_keys, asker, claim)
+        return call_for(lock, scripts.FAIR_DECLINE, asker, claim)
 
     withdraw = leave  # a named owner asks as a separate member, which holds nothing
 
@@ -97,7 +97,7 @@ class Fair(Kind["FairLock"]):
         options = settings_of(first.using)
         alive = milliseconds(max(options.waiter_alive_time, pause / HEARTBEAT_SHARE))
         claim, askers = milliseconds(options.claim_time), [asker for _, asker in waiting]
-        return call_for(first, scripts.FAIR_HEARTBEAT, all_keys, claim, alive, *askers)
+        return call_for(first, scripts.FAIR_HEARTBEAT, claim, alive, *askers, all_keys=all_keys)
 
 
 class FairLock(BaseLock):

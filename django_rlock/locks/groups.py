@@ -137,7 +137,7 @@ class LockGroup:
             args += [word for lock in self._sides for word in (lock._kind.joins, lock._kind.condition(lock))]
         rest, template = tuple(args), self._taking
         if template is None or template.rest != rest:
-            self._taking = template = Template(scripts.MULTI_ACQUIRE, self._to_take, rest)
+            self._taking = template = Template(scripts.MULTI_ACQUIRE, rest, self._to_take)
         return ScriptCall(self.name, template, self._to_take[0], owner_id)
 
     def tokens_in(self, reply: Sequence[Any]) -> dict[AbstractLock, int]:
@@ -151,7 +151,7 @@ class LockGroup:
                 milliseconds(self.settings.claim_time),
                 *[lock._kind.joins for lock in self._sides],
             )
-            self._freeing = Template(scripts.MULTI_RELEASE, self._to_free, rest)
+            self._freeing = Template(scripts.MULTI_RELEASE, rest, self._to_free)
         return ScriptCall(self.name, self._freeing, self._to_free[0], owner_id)
 
 

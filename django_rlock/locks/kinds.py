@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, 
 
 from django_rlock._core.text import printable
 from django_rlock._redis import keys, scripts
-from django_rlock._transport.calls import REMEMBERED, Argument, Driver, KeysOf, ScriptCall, Template, kept, keys_of
+from django_rlock._transport.calls import REMEMBERED, Argument, Driver, ScriptCall, Template, kept
 from django_rlock._transport.identity import Owner, client_id
 from django_rlock._transport.servers import is_cluster
 from django_rlock.exceptions import RLockError
@@ -250,7 +250,7 @@ class Kind(Generic[L]):
     def keep(self, lock: L, owner_id: str, seconds: float) -> ScriptCall:
         """Releases a hold, but keeps the lock taken for ``seconds``, for all owners. Returns 1, or 0 when the owner
         does not hold it."""
-        return call_for(lock, scripts.LOCK_KEEP, keys.shorter_lease_keys, owner_id, milliseconds(seconds))
+        return call_for(lock, scripts.LOCK_KEEP, owner_id, milliseconds(seconds))
 
     def check_keep(self, lock: L, seconds: float) -> None:
         """Raise ValueError for a time for which the kind cannot keep a lock that was released."""
@@ -265,10 +265,10 @@ class Kind(Generic[L]):
         """RENEW leaves a longer lease as it is; EXTEND may shorten it; SETTLE makes earlier calls of EXTEND do nothing
         if they come after it. Returns 1, or 0 when the owner does not hold it."""
         if mode == RENEW:
-            return call_for(lock, scripts.LOCK_RENEW, (lock.key,), milliseconds(lease), owner_id)
+            return call_for(lock, scripts.LOCK_RENEW, milliseconds(lease), owner_id, all_keys=(lock.key,))
         state, *told = keys.shorter_lease_keys(lock.key)
         all_keys = state, *settled_keys(lock, owner_id, mode), *told
-        return call_for(lock, scripts.LOCK_EXTEND, all_keys, owner_id, milliseconds(lease), mode)
+        return call_for(lock, scripts.LOCK_EXTEND, owner_id, milliseconds(lease), mode, all_keys=all_keys)
 
     def check_lease(self, lock: L, lease: float) -> None:
         """Raise ValueError for a lease that the kind cannot give."""
@@ -281,7 +281,7 @@ class Kind(Generic[L]):
 
     def state(self, lock: L, owner_id: str) -> ScriptCall:
         """Returns the owner's holds, and the remaining lease in ms (-2 free, -1 without end)."""
-        return call_for(lock, scripts.LOCK_STATE, keys.state_key, owner_id)
+        return call_for(lock, scripts.LOCK_STATE, owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         """The owner's lease in a reply of ``state``: the remaining ms, ENDLESS, or ABSENT if the owner holds
@@ -295,21 +295,21 @@ class Kind(Generic[L]):
 
 
 def call_for(
-    lock: Named, script: scripts.Script, of: KeysOf | tuple[str, ...], first: Argument, *rest: Argument
+    lock: Named, script: scripts.Script, first: Argument, *rest: Argument, all_keys: tuple[str, ...] | None = None
 ) -> ScriptCall:
-    """``of`` returns the keys for the lock's key; or it is the keys themselves, for calls whose keys or arguments after
-    the first differ each time."""
+    """A call with the keys that the script has for the lock. ``all_keys`` are for calls whose keys, or arguments after
+    the first, differ each time: nothing of these is kept."""
     key = settings_of(lock.using).key_prefix + lock.name  # as lock.key, without a call
     votes = lock._kind.votes
     if votes:
-        return votes[script](lock.name, script, keys_of(of, key), (first, *rest))
-    template = Template(script, of, rest) if isinstance(of, tuple) else kept(script, of, rest)
+        return votes[script](lock.name, script, all_keys or script.keys_of(key), (first, *rest))
+    template = kept(script, rest) if all_keys is None else Template(script, rest, all_keys)
     return ScriptCall(lock.name, template, key, first, lock.noun)
 
 
 def holders_call(lock: Named) -> ScriptCall:
     """Returns the fields of the lock's hash for the owners that hold it."""
-    return call_for(lock, scripts.LOCK_HOLDERS, keys.state_key, "")
+    return call_for(lock, scripts.LOCK_HOLDERS, "")
 
 
 class Forced(NamedTuple):
@@ -335,20 +335,20 @@ def force_release_call(lock: Named, owner_id: str | None, request: str, how: str
     kind, claim = lock._kind, milliseconds(settings_of(lock.using).claim_time)
     field = kind.field(owner_id) if owner_id else ""
     all_keys, message = keys.force_release_keys(lock.key), json.dumps(Forced(lock.key, field, how[:_MAX_TEXT]))
-    channel = forced_channel(lock)
-    return call_for(lock, scripts.LOCK_FORCE_RELEASE, all_keys, field, claim, kind.scope, request, channel, message)
+    args = field, claim, kind.scope, request, forced_channel(lock), message
+    return call_for(lock, scripts.LOCK_FORCE_RELEASE, *args, all_keys=all_keys)
 
 
 def leave_javas_call(lock: Named) -> ScriptCall:
     """Removes the entry of our waiters from the queue of Redisson's fair lock. If other processes still wait, their
     heartbeats bring it back."""
-    return call_for(lock, scripts.JAVA_LEAVE, keys.release_keys, "")
+    return call_for(lock, scripts.JAVA_LEAVE, "")
 
 
 def retire_call(lock: Named, request: str | bytes) -> ScriptCall:
     """Makes a request do nothing from now on."""
     all_keys = (keys.requests_key(lock.key),)
-    return call_for(lock, scripts.REQUEST_RETIRE, all_keys, request, milliseconds(REMEMBERED))
+    return call_for(lock, scripts.REQUEST_RETIRE, request, milliseconds(REMEMBERED), all_keys=all_keys)
 
 
 def settled_keys(lock: Named, owner_id: str, mode: int) -> tuple[str, ...]:

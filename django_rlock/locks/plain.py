@@ -24,12 +24,12 @@ from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 
 @lru_cache(maxsize=keys.MOST_KEPT)
 def _acquiring(count: int, lease: float) -> Template:
-    return Template(scripts.RLOCK_ACQUIRE, keys.state_key, (count, milliseconds(lease)))
+    return Template(scripts.RLOCK_ACQUIRE, (count, milliseconds(lease)))
 
 
 @lru_cache(maxsize=keys.MOST_KEPT)
 def _releasing(left: int, lease: float) -> Template:
-    return Template(scripts.RLOCK_RELEASE, keys.release_keys, (left, milliseconds(lease)))
+    return Template(scripts.RLOCK_RELEASE, (left, milliseconds(lease)))
 
 
 class Plain(Kind[L]):
@@ -50,7 +50,7 @@ class Plain(Kind[L]):
         if not waiting:
             return ScriptCall(lock.name, _acquiring(count, lease), options.key_prefix + lock.name, asker)
         # Only a waiter looks for a Java holder, and enters the queue of Redisson's fair lock.
-        return call_for(lock, scripts.RLOCK_WAIT, keys.java_queue_keys, asker, 1, milliseconds(lease))
+        return call_for(lock, scripts.RLOCK_WAIT, asker, 1, milliseconds(lease))
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:
         key = settings_of(lock.using).key_prefix + lock.name
@@ -73,7 +73,7 @@ class Plain(Kind[L]):
 
     def heartbeat(self, waiting: Sequence[tuple[L, str]], pause: float) -> ScriptCall:
         all_keys = keys.by_sort([keys.java_queue_keys(lock.key) for lock, _ in waiting])
-        return call_for(waiting[0][0], scripts.JAVA_HEARTBEAT, all_keys, "")
+        return call_for(waiting[0][0], scripts.JAVA_HEARTBEAT, "", all_keys=all_keys)
 
 
 class RLock(BaseLock):
@@ -195,8 +195,8 @@ class Fenced(Plain["FencedLock"]):
         shared = int(lock.owner is not None)
         args = asker, count, milliseconds(lease), kept, shared
         if not waiting:
-            return call_for(lock, scripts.FENCED_ACQUIRE, keys.fenced_keys, *args)
-        return call_for(lock, scripts.FENCED_WAIT, keys.fenced_wait_keys, *args)
+            return call_for(lock, scripts.FENCED_ACQUIRE, *args)
+        return call_for(lock, scripts.FENCED_WAIT, *args)
 
 
 class FencedLock(RLock):

@@ -46,9 +46,9 @@ class Side(Kind["_Side"]):
         # Renewals of all sides are one script, so many at once are joined; the field tells writers from readers.
         state, field = keys.side_keys(lock.key), self.field(owner_id)
         if mode == RENEW:
-            return call_for(lock, scripts.SIDE_RENEW, state, milliseconds(lease), field)
+            return call_for(lock, scripts.SIDE_RENEW, milliseconds(lease), field, all_keys=state)
         all_keys = *state, *settled_keys(lock, owner_id, mode), keys.readwrite_channel(lock.key)
-        return call_for(lock, scripts.SIDE_EXTEND, all_keys, field, milliseconds(lease), mode)
+        return call_for(lock, scripts.SIDE_EXTEND, field, milliseconds(lease), mode, all_keys=all_keys)
 
     def beside(self, candidate: Candidate, now: float) -> Hold | None:
         """The owner's hold of the other side, if there is one that is not lost."""
@@ -72,14 +72,14 @@ class Reading(Side):
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         args = asker, count, milliseconds(lease), self.condition(lock), beside
-        return call_for(lock, scripts.READ_ACQUIRE, keys.read_acquire_keys, *args)
+        return call_for(lock, scripts.READ_ACQUIRE, *args)
 
     def condition(self, lock: _Side) -> int:
         """For how long after a heartbeat waiting writers keep readers out at most, in ms; 0 overtakes them."""
         return milliseconds(settings_of(lock.using).waiter_alive_time) if lock.prefer == "writer" else 0
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
-        return call_for(lock, scripts.READ_RELEASE, keys.read_release_keys, owner_id, left, milliseconds(lease))
+        return call_for(lock, scripts.READ_RELEASE, owner_id, left, milliseconds(lease))
 
     def token(self, lock: _Side, asker: str) -> str | None:
         # A message meant for one writer must not be used up by a reader.
@@ -92,11 +92,11 @@ class Reading(Side):
 
     def heartbeat(self, waiting: Sequence[tuple[_Side, str]], pause: float) -> ScriptCall:
         lock, _ = waiting[0]
-        return call_for(lock, scripts.READ_HEARTBEAT, keys.waiting_side_keys, int(lock.prefer == "writer"))
+        return call_for(lock, scripts.READ_HEARTBEAT, int(lock.prefer == "writer"))
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
-        return call_for(lock, scripts.READ_STATE, keys.side_keys, owner_id)
+        return call_for(lock, scripts.READ_STATE, owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         left: int = reply[3]
@@ -125,13 +125,13 @@ class Writing(Side):
         alive = settings_of(lock.using).waiter_alive_time if waiting and lock.prefer == "writer" else 0
         alive_ms = milliseconds(alive) if alive else 0
         args = asker, count, milliseconds(lease), alive_ms
-        return call_for(lock, scripts.WRITE_ACQUIRE, keys.readwrite_keys, *args)
+        return call_for(lock, scripts.WRITE_ACQUIRE, *args)
 
     def withdraw(self, lock: _Side, asker: str) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_WITHDRAW, keys.readwrite_keys(lock.key)[2:], asker)
+        return call_for(lock, scripts.WRITE_WITHDRAW, asker, all_keys=keys.readwrite_keys(lock.key)[2:])
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_RELEASE, keys.readwrite_keys, owner_id, left, milliseconds(lease))
+        return call_for(lock, scripts.WRITE_RELEASE, owner_id, left, milliseconds(lease))
 
     def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
         # When a reader leaves, the lock may become free earlier than the waiter knows: the heartbeat notices that.
@@ -141,13 +141,12 @@ class Writing(Side):
 
     def heartbeat(self, waiting: Sequence[tuple[_Side, str]], pause: float) -> ScriptCall:
         lock, asker = waiting[0]
-        both = keys.waiting_side_keys(lock.key)
         alive = settings_of(lock.using).waiter_alive_time  # not for the pause: its heartbeats never come less often
         first = int(lock.prefer == "writer")
-        return call_for(lock, scripts.WRITE_HEARTBEAT, both, asker, milliseconds(alive), first)
+        return call_for(lock, scripts.WRITE_HEARTBEAT, asker, milliseconds(alive), first)
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_STATE, keys.state_key, owner_id)
+        return call_for(lock, scripts.WRITE_STATE, owner_id)
 
     def field(self, owner_id: str) -> str:
         return owner_id if owner_id.endswith(keys.WRITER) else owner_id + keys.WRITER
@@ -253,7 +252,7 @@ class Limited(Reading):
         self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         args = asker, count, milliseconds(lease), self.condition(lock)
-        return call_for(lock, scripts.LIMITED_ACQUIRE, keys.side_keys, *args)
+        return call_for(lock, scripts.LIMITED_ACQUIRE, *args)
 
     def condition(self, lock: Any) -> int:
         """How many owners may hold it."""
@@ -262,7 +261,7 @@ class Limited(Reading):
 
     def release(self, lock: Any, owner_id: str, left: int, lease: float) -> ScriptCall:
         args = owner_id, left, milliseconds(lease), EACH_RELEASE
-        return call_for(lock, scripts.READ_RELEASE, keys.read_release_keys, *args)
+        return call_for(lock, scripts.READ_RELEASE, *args)
 
     def token(self, lock: Any, asker: str) -> None:
         return None  # each release wakes one waiter of each process

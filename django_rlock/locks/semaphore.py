@@ -285,7 +285,8 @@ class _Permits(Requests):
     ) -> ScriptCall:
         all_keys = lock.key, keys.requests_key(lock.key)
         request = with_answered(lock, asker)
-        call = call_for(lock, scripts.SEMAPHORE_ACQUIRE, all_keys, request, lock.permits, milliseconds(lease))
+        args = request, lock.permits, milliseconds(lease)
+        call = call_for(lock, scripts.SEMAPHORE_ACQUIRE, *args, all_keys=all_keys)
         lock.tried = call
         return call
 
@@ -294,7 +295,7 @@ class _Permits(Requests):
         all_keys = key, keys.semaphore_channel(key), keys.requests_key(key)
         # The server may have forgotten the request of a permit that was taken, but must release it all the same.
         taken = int(lock.taken)
-        return call_for(lock, scripts.SEMAPHORE_LEAVE, all_keys, asker, lock.permits, REMEMBERED_MS, taken)
+        return call_for(lock, scripts.SEMAPHORE_LEAVE, asker, lock.permits, REMEMBERED_MS, taken, all_keys=all_keys)
 
 
 class _Acquire(Request):
@@ -338,22 +339,22 @@ class Permits(Requests):
     ) -> ScriptCall:
         lease_ms = 0 if lock.lease is None else milliseconds(lock.lease)
         all_keys = *permit_keys(lock.key), keys.requests_key(lock.key)
-        return call_for(lock, scripts.PERMIT_ACQUIRE, all_keys, packed(lock.ids), lease_ms)
+        return call_for(lock, scripts.PERMIT_ACQUIRE, packed(lock.ids), lease_ms, all_keys=all_keys)
 
     def leave(self, lock: Any, asker: str) -> ScriptCall:
         """A request's permits; or, for the watchdog, the one permit with this id."""
         all_keys = *permit_keys(lock.key), keys.requests_key(lock.key)
         ids = lock.ids if isinstance(lock, PermitRequest) else (asker,)
-        return call_for(lock, scripts.PERMIT_LEAVE, all_keys, packed(ids), REMEMBERED_MS)
+        return call_for(lock, scripts.PERMIT_LEAVE, packed(ids), REMEMBERED_MS, all_keys=all_keys)
 
     def lease(self, lock: Any, owner_id: str, lease: float, mode: int) -> ScriptCall:
         lease_ms = 0 if lease == math.inf else milliseconds(lease)
         all_keys = *permit_keys(lock.key), *settled_keys(lock, owner_id, mode)
-        return call_for(lock, scripts.PERMIT_RENEW, all_keys, packed((owner_id,)), lease_ms, mode)
+        return call_for(lock, scripts.PERMIT_RENEW, packed((owner_id,)), lease_ms, mode, all_keys=all_keys)
 
     def state(self, lock: Any, owner_id: str) -> ScriptCall:
         """Returns how many permits are free, how many are taken, and the remaining lease of this one in ms."""
-        return call_for(lock, scripts.PERMIT_STATE, permit_keys(lock.key), packed((owner_id,)))
+        return call_for(lock, scripts.PERMIT_STATE, packed((owner_id,)), all_keys=permit_keys(lock.key))
 
     def lease_left(self, reply: list[Any]) -> int:
         left: int = reply[3]

@@ -349,7 +349,7 @@ def vouch(strike: Strike) -> None:
     mark = keys.NODE_KEY
     client.hset(mark, "mark", "?first")
     strike()
-    send(ScriptCall(NAME, Template(scripts.REDLOCK_VOUCH, (mark,), ("run", 30_000)), mark, "?first"))
+    send(ScriptCall(NAME, Template(scripts.REDLOCK_VOUCH, ("run", 30_000), (mark,)), mark, "?first"))
     client.hset(mark, "mark", "?second")
     client.close()
 
@@ -493,7 +493,7 @@ def reserve(strike: Strike) -> None:
 
 def task_call(script: Script, first: str | int, *args: str | int) -> ScriptCall:
     key = f"rlock_task:{script.name}"
-    return ScriptCall("job", Template(script, (key,), args), key, first)
+    return ScriptCall("job", Template(script, args, (key,)), key, first)
 
 
 @story(scripts.TASK_DONE)

@@ -64,7 +64,7 @@ def test_silent_server_costs_no_lock_of_another(own_server, settings):
     other.pause()
     settings.RLOCK = {**settings.RLOCK, "default": FAST}
     for number in range(3):
-        clean_up("other", ScriptCall("x", Template(LOCK_STATE, (f"x{number}",)), f"x{number}", ""), monotonic() + 60)
+        clean_up("other", ScriptCall("x", Template(LOCK_STATE), f"x{number}", ""), monotonic() + 60)
     with RLock("stock:42") as lock:
         first = HOLDS.snapshot()[0].deadline
         eventually(lambda: HOLDS.snapshot()[0].deadline > first + 3)
@@ -322,7 +322,7 @@ def test_listening_connection_that_is_used_all_the_time_is_replaced_too(own_serv
 
 
 def calls(number: int) -> list[ScriptCall]:
-    return [ScriptCall("x", Template(LOCK_STATE, (f"x{each}",)), f"x{each}", "") for each in range(number)]
+    return [ScriptCall("x", Template(LOCK_STATE), f"x{each}", "") for each in range(number)]
 
 
 def test_clean_up_that_may_be_obeyed_before_its_cause_comes_again(monkeypatch, redis_client):

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from django_rlock import RLock
-from django_rlock._redis import keys, scripts
+from django_rlock._redis import scripts
 from django_rlock._transport.async_pool import connections_of
 from django_rlock._transport.calls import ScriptCall, Template, pack_command, run_sync
 from django_rlock._transport.registry import background_driver, listener
@@ -92,7 +92,7 @@ async def test_a_server_that_has_lost_its_scripts_gets_them_over_the_same_connec
 
 
 def test_many_calls_of_a_script_that_the_server_does_not_have_send_it_once(redis_client):
-    asking = Template(scripts.LOCK_STATE, keys.state_key)
+    asking = Template(scripts.LOCK_STATE)
     calls = [ScriptCall(name, asking, f"rlock:{name}", "owner") for name in "abcde"]
     assert len(run_sync(background_driver("default").run_all(calls))) == 5
     redis_client.script_flush()

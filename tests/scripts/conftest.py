@@ -1,7 +1,7 @@
 """Tests of the scripts: each is called directly on the real server, one test per reply."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -29,33 +29,13 @@ PERMITS, REQUESTS = keys.permits_key(KEY), keys.requests_key(KEY)
 _SEMAPHORE = [KEY, keys.semaphore_channel(KEY), REQUESTS]
 _EXPIRABLE = [KEY, PERMITS, keys.semaphore_channel(KEY)]
 OTHER_KEYS = {
-    "fair_heartbeat": list(keys.fair_heartbeat_keys(KEY)),
-    "java_heartbeat": list(keys.java_queue_keys(KEY)),
-    "java_leave": list(keys.release_keys(KEY)),
-    "rlock_wait": list(keys.java_queue_keys(KEY)),
-    "fenced_wait": [KEY, TOKEN, WAITING, DEADLINES],
-    "rlock_release": list(keys.release_keys(KEY)),
-    "fair_release": list(keys.fair_release_keys(KEY)),
-    "fair_leave": list(keys.fair_release_keys(KEY)),
-    "fair_decline": list(keys.fair_release_keys(KEY)),
-    "fenced_acquire": [KEY, TOKEN],
-    "lock_force_release": list(keys.force_release_keys(KEY)),
-    "read_acquire": [KEY, READS, WRITERS],
-    "read_release": [KEY, READS, RW_CHANNEL],
-    "lock_keep": list(keys.shorter_lease_keys(KEY)),
     "lock_extend": [KEY, SETTLED, *keys.shorter_lease_keys(KEY)[1:]],
-    "side_renew": [KEY, READS],
     "side_extend": [KEY, READS, SETTLED, RW_CHANNEL],
-    "read_state": [KEY, READS],
-    "write_acquire": [KEY, READS, WRITERS, RW_CHANNEL],
-    "write_release": [KEY, READS, WRITERS, RW_CHANNEL],
-    **{key: [KEY, WRITERS] for key in ("read_heartbeat", "write_heartbeat")},
     "write_withdraw": [WRITERS, RW_CHANNEL],
     "task_read": list(keys.task_keys("rlock:", "id")),
     "task_done": list(keys.task_keys("rlock:", "id")[:1]),
     "task_finish": list(keys.task_keys("rlock:", "id")[:1]),
     "task_expect": list(keys.task_keys("rlock:", "id")[1:]),
-    "counter_read": [KEY],
     "semaphore_acquire": [KEY, REQUESTS],
     **dict.fromkeys(("semaphore_release", "semaphore_leave", "semaphore_set", "semaphore_add"), _SEMAPHORE),
     "semaphore_drain": [KEY, keys.drained_key(KEY, "r1"), REQUESTS],
@@ -64,13 +44,17 @@ OTHER_KEYS = {
     **{key: [*_EXPIRABLE, REQUESTS] for key in ("permit_set", "permit_acquire", "permit_leave")},
     "permit_renew": [*_EXPIRABLE, SETTLED],
     **{key: [KEY, REQUESTS] for key in ("latch_set", "latch_count_down", "latch_delete")},
-    "latch_pass": [KEY],
     "request_retire": [REQUESTS],
     "multi_acquire": [KEY, QUEUE],
     "multi_release": [KEY, QUEUE, WAITING, ALIVE, CHANNEL, DEADLINES],
 }
 
 Run = Callable[..., Any]
+
+
+def keys_of(script: Script) -> Sequence[str]:
+    return OTHER_KEYS.get(script.name) or script.keys_of(KEY)
+
 
 nonces = itertools.count(1)
 """They rise, as those of a process do."""
@@ -81,9 +65,7 @@ def run(redis_client: redis.Redis) -> Run:
     """Calls a script with as many of the lock's keys as it takes; returns its reply without the nonce."""
 
     def call(script: Script, *args: str | int) -> Any:
-        count = 4 if "KEYS[4]" in script.source else 3 if "KEYS[3]" in script.source else 1
-        names = [KEY, QUEUE, ALIVE, CHANNEL][:count]
-        names = OTHER_KEYS.get(script.name, names)
+        names = keys_of(script)
         sent = str(next(nonces))
         nonce, *reply = redis_client.eval(script.source, len(names), *names, sent, *args)
         assert nonce == sent

@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from django_rlock._redis import keys, scripts
-from tests.scripts.conftest import KEY, OTHER_KEYS, PERMITS, REQUESTS, now_ms
+from tests.scripts.conftest import KEY, PERMITS, REQUESTS, keys_of, now_ms
 
 CHANNEL, GATE = keys.semaphore_channel(KEY), keys.latch_channel(KEY)
 DRAINED = keys.drained_key(KEY, "r1")
@@ -514,7 +514,7 @@ def test_nothing_is_done_to_another_kind_of_value(run, redis_client, heard, scri
 )
 def test_full_memory_refuses_no_giving_back(run, own_server, script, args, left):
     with own_server(None, args=["--maxmemory-policy", "noeviction"]).client() as client:
-        names = OTHER_KEYS[script.name]
+        names = keys_of(script)
         client.set(KEY, 2)
         client.zadd(REQUESTS, {"r0": now_ms(client) + KEEP})
         client.zadd(PERMITS, {A: NEVER})

@@ -9,7 +9,7 @@ from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE
-from tests.scripts.conftest import KEY, ME, OTHER, OTHER_KEYS, READS
+from tests.scripts.conftest import KEY, ME, OTHER, READS, keys_of
 
 LEASE = 30_000
 MOST = 10_000
@@ -44,7 +44,7 @@ def client(own_server: OwnServer) -> Iterator[redis.Redis]:
 
 def run(client: redis.Redis, script: Script, args: list[str | int]) -> tuple[list[object], int]:
     """The reply, and how many commands the server ran for it."""
-    names = OTHER_KEYS[script.name]
+    names = keys_of(script)
     before = client.info("stats")["total_commands_processed"]
     reply = client.eval(script.source, len(names), *names, "7", *args)
     return reply, client.info("stats")["total_commands_processed"] - before

@@ -51,5 +51,5 @@ def test_replies_to_many_commands_have_their_time(slow: Slow) -> None:
 
 def test_a_late_retry_has_time_for_its_reply(slow: Slow) -> None:
     """Though all tries of a call share the time that its caller has."""
-    call = ScriptCall("x", Template(LOCK_RENEW, ("x",)), "x", "owner")
+    call = ScriptCall("x", Template(LOCK_RENEW, (), ("x",)), "x", "owner")
     assert run_sync(BACKGROUND.exchange(slow.server, call, pack(call, b"7"), b"7", 0.05)) == [b"7", 1]

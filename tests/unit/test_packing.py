@@ -43,13 +43,13 @@ def words_in(call: ScriptCall, nonce: bytes, with_source: bool = False) -> list[
 
 def renewal(number: int, lease: int = 30_000) -> ScriptCall:
     key = f"rlock:stock:{number}"
-    return ScriptCall("stock", Template(scripts.LOCK_RENEW, (key,), (f"owner:{number}",)), key, lease)
+    return ScriptCall("stock", Template(scripts.LOCK_RENEW, (f"owner:{number}",), (key,)), key, lease)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("of", KEYS_OF, ids=lambda of: of.__name__)
 def test_calls_for_any_name_are_packed_by_one_template(of: Callable[[str], tuple[str, ...]], name: str) -> None:
-    template = Template(scripts.FAIR_ACQUIRE, of, (1, 30_000))
+    template = Template(scripts.FAIR_ACQUIRE, (1, 30_000), of)
     for key in (f"rlock:{name}", f"rlock:{name[::-1]}", f"{name}!", name):
         for first in ("owner", "öwner", 7, b"\0"):
             for nonce in (next_nonce(), next_nonce()):
@@ -80,7 +80,7 @@ def test_a_new_name_leaves_nothing_behind(lock: Callable[[str], FairLock]) -> No
 
 def test_names_of_all_sizes_leave_a_bounded_number_of_pieces() -> None:
     """Strangers may choose names."""
-    template = Template(scripts.LOCK_STATE, keys.state_key)
+    template = Template(scripts.LOCK_STATE)
     for size in range(1, 2 * keys.MOST_KEPT):
         pack(ScriptCall("stock", template, "x" * size, "owner"), NONCE)
         assert len(template.around) <= keys.MOST_KEPT
@@ -99,7 +99,7 @@ def test_calls_of_multi_locks_are_packed_from_their_keys(number: int) -> None:
     names = tuple(f"rlock:stock:{each}" for each in range(number))
     before = calls.kept.cache_info().currsize
     for several in (names, ManyKeys(names), ManyKeys(names[:1]).followed_by(names[1:])):
-        call = ScriptCall("stock", Template(scripts.MULTI_ACQUIRE, several, (30_000,)), names[0], "owner")
+        call = ScriptCall("stock", Template(scripts.MULTI_ACQUIRE, (30_000,), several), names[0], "owner")
         assert words_of(pack(call, NONCE)) == words_in(call, NONCE)
     assert calls.kept.cache_info().currsize == before
 
@@ -115,13 +115,11 @@ def test_joined_calls_have_the_keys_and_arguments_of_all() -> None:
 def test_only_renewals_with_the_same_lease_are_joined() -> None:
     assert may_join(renewal(1)) == may_join(renewal(2))
     assert may_join(renewal(1)) != may_join(renewal(1, lease=5))
-    state = Template(scripts.LOCK_STATE, keys.state_key)
+    state = Template(scripts.LOCK_STATE)
     assert may_join(ScriptCall("stock", state, "a", "owner")) != may_join(ScriptCall("stock", state, "a", "owner"))
 
 
-@pytest.mark.parametrize(
-    "call", [renewal(1), ScriptCall("stock", Template(scripts.LOCK_STATE, keys.state_key), "a", "owner")]
-)
+@pytest.mark.parametrize("call", [renewal(1), ScriptCall("stock", Template(scripts.LOCK_STATE), "a", "owner")])
 @pytest.mark.parametrize("with_source", [False, True])
 def test_packed_call_has_all_words(call: ScriptCall, with_source: bool) -> None:
     for nonce in (next_nonce(), next_nonce()):  # most of it is kept from the first
@@ -137,12 +135,12 @@ def test_a_clusters_script_is_its_own(script: scripts.Script, to_all: bool) -> N
 
 @pytest.mark.parametrize("to_all", [False, True])
 def test_a_cluster_has_its_own_templates(to_all: bool) -> None:
-    template = Template(scripts.FAIR_RELEASE, keys.fair_release_keys, (0, 30_000, 1_000))
+    template = Template(scripts.FAIR_RELEASE, (0, 30_000, 1_000))
     call = ScriptCall("stock", template.sharded(to_all), "rlock:stock", "owner")
     assert call.script is scripts.FAIR_RELEASE.sharded(to_all)
     assert words_of(pack(call, NONCE)) == words_in(call, NONCE)
     assert template.sharded(to_all) is call.template  # kept
-    state = Template(scripts.LOCK_STATE, keys.state_key)
+    state = Template(scripts.LOCK_STATE)
     assert state.sharded(to_all) is state
 
 

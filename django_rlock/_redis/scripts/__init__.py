@@ -19,11 +19,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
+from django_rlock._redis import keys
+
 OK, LOST, QUEUED = b"OK", b"LOST", b"QUEUED"
 """The words in scripts' replies: the lock was taken; the hold to re-enter is gone; a free lock must be granted to a
 waiter."""
 ENDLESS, ABSENT = -1, -2
 """The values instead of a remaining lease in ms, as for PTTL: the lease has no end; the key does not exist."""
+
+KeysOf = Callable[[str], tuple[str, ...]]
+"""Returns a script's keys for the key of a lock: a function of ``_redis.keys``, which puts it in them as it is, or with
+braces."""
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _TYPES = {"OK": bytes, "bytes": bytes, "int": int}
@@ -60,15 +66,18 @@ class Script:
     and ``grants`` the types of the replies, with the nonce, that have values after ``OK``: both are recognized without
     the pattern. The first of ``usual`` is recognized by its bytes, if they end with ``tail``; it is empty if they are
     not known, because a reply that has come only in part would look complete.
+
+    ``keys_of`` returns the script's keys for the key of a lock; it raises TypeError if they depend on more than that.
     """
 
-    __slots__ = ("grants", "joins", "name", "reply", "sha", "source", "tail", "usual")
+    __slots__ = ("grants", "joins", "keys_of", "name", "reply", "sha", "source", "tail", "usual")
 
-    def __init__(self, name: str, source: str, reply: str, joins: bool) -> None:
+    def __init__(self, name: str, source: str, reply: str, keys_of: KeysOf, joins: bool) -> None:
         self.name = name
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         self.reply = reply
+        self.keys_of = keys_of
         self.joins = joins
         alternatives = reply.split("|")
         alone = {each.strip("()+") for each in alternatives}
@@ -78,8 +87,8 @@ class Script:
         self.grants = {(bytes, *map(_TYPES.__getitem__, each)) for each in words if _TYPES.keys() >= set(each)}
 
     @classmethod
-    def load(cls, name: str, reply: str = "int", joins: bool = False) -> Script:
-        return cls(name, _read(name), reply, joins)
+    def load(cls, name: str, reply: str = "int", keys_of: KeysOf = keys.unknown, joins: bool = False) -> Script:
+        return cls(name, _read(name), reply, keys_of, joins)
 
     def may_reply(self, values: list[Any]) -> bool:
         """Whether these values may follow the nonce in a reply."""
@@ -91,7 +100,7 @@ class Script:
 
     def with_source(self, source: str) -> Script:
         """The same script with another source."""
-        return Script(self.name, source, self.reply, self.joins)
+        return Script(self.name, source, self.reply, self.keys_of, self.joins)
 
 
 @cache
@@ -140,46 +149,46 @@ def _read(name: str) -> str:
     return _INCLUDE.sub(lambda found: _read(found.group(1)), text)
 
 
-LOCK_STATE = Script.load("lock_state", "int int")
-LOCK_HOLDERS = Script.load("lock_holders", "texts|empty")
-LOCK_RENEW = Script.load("lock_renew", "(int)+", joins=True)
+LOCK_STATE = Script.load("lock_state", "int int", keys.state_key)
+LOCK_HOLDERS = Script.load("lock_holders", "texts|empty", keys.state_key)
+LOCK_RENEW = Script.load("lock_renew", "(int)+", keys.state_key, joins=True)
 LOCK_EXTEND = Script.load("lock_extend")
-LOCK_KEEP = Script.load("lock_keep")
-LOCK_FORCE_RELEASE = Script.load("lock_force_release")
-RLOCK_ACQUIRE = Script.load("rlock_acquire", "OK|LOST|int")
-RLOCK_RELEASE = Script.load("rlock_release")
-RLOCK_WAIT = Script.load("rlock_wait", "OK|LOST|int int bytes")
-FENCED_ACQUIRE = Script.load("fenced_acquire", "OK int|LOST|int")
-FENCED_WAIT = Script.load("fenced_wait", "OK int|LOST|int int bytes")
-JAVA_HEARTBEAT = Script.load("java_heartbeat", "(int int)+")
-JAVA_LEAVE = Script.load("java_leave")
+LOCK_KEEP = Script.load("lock_keep", keys_of=keys.shorter_lease_keys)
+LOCK_FORCE_RELEASE = Script.load("lock_force_release", keys_of=keys.force_release_keys)
+RLOCK_ACQUIRE = Script.load("rlock_acquire", "OK|LOST|int", keys.state_key)
+RLOCK_RELEASE = Script.load("rlock_release", keys_of=keys.release_keys)
+RLOCK_WAIT = Script.load("rlock_wait", "OK|LOST|int int bytes", keys.java_queue_keys)
+FENCED_ACQUIRE = Script.load("fenced_acquire", "OK int|LOST|int", keys.fenced_keys)
+FENCED_WAIT = Script.load("fenced_wait", "OK int|LOST|int int bytes", keys.fenced_wait_keys)
+JAVA_HEARTBEAT = Script.load("java_heartbeat", "(int int)+", keys.java_queue_keys)
+JAVA_LEAVE = Script.load("java_leave", keys_of=keys.release_keys)
 MULTI_ACQUIRE = Script.load("multi_acquire", "OK|OK numbers|QUEUED|int int")
 MULTI_RELEASE = Script.load("multi_release", "numbers|empty")
-FAIR_ACQUIRE = Script.load("fair_acquire", "OK|LOST|int int bytes")
-FAIR_RELEASE = Script.load("fair_release")
-FAIR_LEAVE = Script.load("fair_leave")
-FAIR_DECLINE = Script.load("fair_decline")
-FAIR_HEARTBEAT = Script.load("fair_heartbeat", "(int int)+")
+FAIR_ACQUIRE = Script.load("fair_acquire", "OK|LOST|int int bytes", keys.fair_keys)
+FAIR_RELEASE = Script.load("fair_release", keys_of=keys.fair_release_keys)
+FAIR_LEAVE = Script.load("fair_leave", keys_of=keys.fair_release_keys)
+FAIR_DECLINE = Script.load("fair_decline", keys_of=keys.fair_release_keys)
+FAIR_HEARTBEAT = Script.load("fair_heartbeat", "(int int)+", keys.fair_heartbeat_keys)
 REDLOCK_ACQUIRE = Script.load("redlock_acquire", "OK int int|OK int int bytes int|LOST|int")
 REDLOCK_BUMP = Script.load("redlock_bump")
 REDLOCK_RELEASE = Script.load("redlock_release")
 REDLOCK_RENEW = Script.load("redlock_renew", "int|int bytes int")
 REDLOCK_SEED = Script.load("redlock_seed")
 REDLOCK_VOUCH = Script.load("redlock_vouch")
-SIDE_RENEW = Script.load("side_renew", "(int)+", joins=True)
+SIDE_RENEW = Script.load("side_renew", "(int)+", keys.side_keys, joins=True)
 SIDE_EXTEND = Script.load("side_extend")
-READ_ACQUIRE = Script.load("read_acquire", "OK|LOST|int")
-LIMITED_ACQUIRE = Script.load("limited_acquire", "OK|LOST|int")
-READ_HEARTBEAT = Script.load("read_heartbeat", "int int")
-READ_RELEASE = Script.load("read_release")
-READ_STATE = Script.load("read_state", "int int int")
-WRITE_ACQUIRE = Script.load("write_acquire", "OK|LOST|UPGRADE|int")
-WRITE_RELEASE = Script.load("write_release")
-WRITE_HEARTBEAT = Script.load("write_heartbeat", "int int")
+READ_ACQUIRE = Script.load("read_acquire", "OK|LOST|int", keys.read_acquire_keys)
+LIMITED_ACQUIRE = Script.load("limited_acquire", "OK|LOST|int", keys.side_keys)
+READ_HEARTBEAT = Script.load("read_heartbeat", "int int", keys.waiting_side_keys)
+READ_RELEASE = Script.load("read_release", keys_of=keys.read_release_keys)
+READ_STATE = Script.load("read_state", "int int int", keys.side_keys)
+WRITE_ACQUIRE = Script.load("write_acquire", "OK|LOST|UPGRADE|int", keys.readwrite_keys)
+WRITE_RELEASE = Script.load("write_release", keys_of=keys.readwrite_keys)
+WRITE_HEARTBEAT = Script.load("write_heartbeat", "int int", keys.waiting_side_keys)
 WRITE_WITHDRAW = Script.load("write_withdraw")
-WRITE_STATE = Script.load("write_state", "int int")
+WRITE_STATE = Script.load("write_state", "int int", keys.state_key)
 REQUEST_RETIRE = Script.load("request_retire")
-COUNTER_READ = Script.load("counter_read")
+COUNTER_READ = Script.load("counter_read", keys_of=keys.state_key)
 SEMAPHORE_ACQUIRE = Script.load("semaphore_acquire", "OK|int")
 SEMAPHORE_LEAVE = Script.load("semaphore_leave")
 SEMAPHORE_RELEASE = Script.load("semaphore_release")
@@ -195,7 +204,7 @@ PERMIT_STATE = Script.load("permit_state", "int int int")
 PERMIT_SET = Script.load("permit_set")
 LATCH_SET = Script.load("latch_set")
 LATCH_COUNT_DOWN = Script.load("latch_count_down")
-LATCH_PASS = Script.load("latch_pass", "OK|int")
+LATCH_PASS = Script.load("latch_pass", "OK|int", keys.state_key)
 LATCH_DELETE = Script.load("latch_delete")
 TASK_READ = Script.load("task_read", "int bytes int")
 TASK_DONE = Script.load("task_done")

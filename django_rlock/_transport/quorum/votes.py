@@ -323,7 +323,7 @@ class QuorumCall(ScriptCall):
         lease: float = 0.0,
         undo: Callable[[], QuorumCall] | None = None,
     ) -> None:
-        super().__init__(name, Template(script, keys, args[1:]), keys[0], args[0])
+        super().__init__(name, Template(script, args[1:], keys), keys[0], args[0])
         self.lease = lease
         self.undo = undo
 
