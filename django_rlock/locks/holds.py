@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
-from operator import and_, attrgetter, setitem
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_rlock._core.clock import monotonic
@@ -40,13 +37,6 @@ NOTHING = Before()
 NEAR = 1023
 """Names and keys are divided into this number of parts plus one, a power of two, to find what belongs to one of them
 without looking through the rest."""
-
-# A hundred holds that one call takes or releases are noted by a few calls into C, without a line of Python for each.
-_run_out: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
-_KEY = attrgetter("key")
-_NAME = attrgetter("lock.name")
-_CONTEXT = attrgetter("context")
-_HOLDS_OF_OWNER = attrgetter("owner.holds")
 
 
 class Holds:
@@ -114,14 +104,12 @@ class Holds:
     def put_all(self, keys: Iterable[Key], holds: Sequence[Hold]) -> None:
         """Put all or none, which one owner has taken now: the table is changed by one call into C."""
         self.table.update(zip(keys, holds, strict=True))
-        first, noted = holds[0], dict.fromkeys(holds)
+        first, noted, near = holds[0], dict.fromkeys(holds), self._near
         first.owner.holds.update(noted)
         if first.context is not None:
             first.context.holds.update(noted)
-        _run_out(map(setitem, self._near_of(holds), holds, repeat(None)))
-
-    def _near_of(self, holds: Iterable[Hold]) -> Iterable[dict[Hold, None]]:
-        return map(self._near.__getitem__, map(and_, map(hash, map(_NAME, holds)), repeat(NEAR)))
+        for hold in holds:
+            near[hash(hold.lock.name) & NEAR][hold] = None
 
     def put_back(self, hold: Hold) -> None:
         """Put a hold that was in the table before: its owner must not miss that it is there again."""
@@ -143,20 +131,16 @@ class Holds:
             hold.context.holds.pop(hold, None)
         self._near[hash(hold.lock.name) & NEAR].pop(hold, None)
 
-    def remove_all(self, holds: Sequence[Hold]) -> None:
+    def remove_all(self, holds: Iterable[Hold]) -> None:
         """Remove holds, for their owner."""
-        keys, contexts = list(map(_KEY, holds)), list(map(_CONTEXT, holds))
-        if list(map(self.table.get, keys)) != [*holds]:
-            for hold in holds:  # some are gone, or have been replaced
-                self.remove(hold)
-            return
-        _run_out(map(self.table.pop, keys, repeat(None)))
-        _run_out(map(dict.pop, map(_HOLDS_OF_OWNER, holds), holds, repeat(None)))
-        _run_out(map(dict.pop, self._near_of(holds), holds, repeat(None)))
-        if contexts.count(None) < len(contexts):
-            for hold, about in zip(holds, contexts, strict=True):
-                if about is not None:
-                    about.holds.pop(hold, None)
+        table, near = self.table, self._near
+        for hold in holds:  # as remove(), without calls
+            if table.get(hold.key) is hold:
+                table.pop(hold.key, None)
+            hold.owner.holds.pop(hold, None)
+            if hold.context is not None:
+                hold.context.holds.pop(hold, None)
+            near[hash(hold.lock.name) & NEAR].pop(hold, None)
 
     def discard(self, hold: Hold) -> None:
         """Remove a hold, in another thread than its owner's."""
@@ -291,7 +275,8 @@ class Waits:
 
     def has(self, key: Key) -> bool:
         """Whether a wait with this key is not over."""
-        return any([wait.key == key and not wait.over for wait in list(self._near[hash(key) & NEAR].values())])  # noqa: C419
+        near = snapshot(self._near[hash(key) & NEAR].values())
+        return any([wait.key == key and not wait.over for wait in near])  # noqa: C419
 
     def _forgets(self, wait: Wait) -> bool:
         if wait.over:
