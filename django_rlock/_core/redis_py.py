@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis.cluster
 from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
+from redis.cluster import RedisCluster
 from redis.connection import parse_url
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -295,3 +296,32 @@ def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, A
             super().__init__(**prepare(options))
 
     return Prepared
+
+
+class MappedCluster(RedisCluster):
+    """redis-py's client of a cluster, which also applies the address map to ASK redirections; and selects a database,
+    of which Valkey's clusters may have several."""
+
+    def __init__(self, url: str, db: int = 0, **options: Any) -> None:
+        self._database = _named_by(url).get("db", db)
+        super().__init__(url=_without_database(url) if self._database else url, **options)
+
+    def on_connect(self, connection: Any) -> None:
+        super().on_connect(connection)  # type: ignore[no-untyped-call]
+        if self._database:
+            connection.send_command("SELECT", self._database)
+            connection.read_response()
+
+    def get_node(self, host: Any = None, port: Any = None, node_name: Any = None) -> Any:
+        find: Any = super().get_node
+        node = find(host, port, node_name)
+        if node is None and node_name is not None:
+            named, _, port = node_name.rpartition(":")
+            node = find(*self.nodes_manager.remap_host_port(named, int(port)))
+        return node
+
+
+def _without_database(url: str) -> str:
+    parts = urlsplit(url)
+    options = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
+    return parts._replace(path="", query=urlencode(options)).geturl()

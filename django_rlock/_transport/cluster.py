@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
-from redis.cluster import ClusterNode, RedisCluster
+from redis.cluster import ClusterNode
 from redis.exceptions import (
     AskError,
     ClusterCrossSlotError,
@@ -30,7 +30,7 @@ from redis.exceptions import (
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned
-from django_rlock._core.redis_py import slot_of
+from django_rlock._core.redis_py import MappedCluster, slot_of
 from django_rlock._core.text import shown
 from django_rlock._redis.keys import tagged
 from django_rlock._transport.calls import Driver, Listening, RetryingTopology, ScriptCall, Undo
@@ -342,22 +342,10 @@ class ClusterClient:
             **factory.pool_cls_kwargs,
             **factory.redis_client_cls_kwargs,
         }
-        return _MappedCluster(**options)
+        return MappedCluster(**options)
 
     def _remap(self, named: Address) -> Address:
         return self.reached(*named, self.start[0])  # redis-py does not say which node announced it
-
-
-class _MappedCluster(RedisCluster):
-    """Applies the address map to ASK redirections too."""
-
-    def get_node(self, host: Any = None, port: Any = None, node_name: Any = None) -> Any:
-        find: Any = super().get_node
-        node = find(host, port, node_name)
-        if node is None and node_name is not None:
-            named, _, port = node_name.rpartition(":")
-            node = find(*self.nodes_manager.remap_host_port(named, int(port)))
-        return node
 
 
 class ClusterFactory:
