@@ -63,7 +63,6 @@ def _alias_name(value: object) -> str:
 
 
 def _known_caches(name: str) -> str:
-    """The aliases of CACHES, and the closest match."""
     return ", ".join(sorted(map(str, django_settings.CACHES))) + suggestion(name, django_settings.CACHES)
 
 
@@ -196,8 +195,7 @@ class AliasSettings:
     """The CACHES alias where the locks live, served by django-redis or by Django's own Redis backend."""
     store: str = _option("cache", _store)
     """Where the locks live: on the server of ``cache``, on an ``embedded`` server that the project's processes on this
-    machine start and share, or in the ``memory`` of each process, where they exclude only its own threads and tasks;
-    ``memory://name`` is a separate server there."""
+    machine share, or in the ``memory`` of each process, for its own threads and tasks, as ``memory://name`` is."""
     folder: str | None = _option(None, _folder)
     """The folder of the embedded server; None is ``.rlock`` in the project's folder."""
     idle_time: float = _option(60.0, _seconds)
@@ -231,6 +229,8 @@ class AliasSettings:
     """The lease of a lock taken without a lease time; it is renewed after each third of it."""
     max_hold_time: float | None = _option(None, _optional_seconds)
     """The longest time for which a lock is renewed; None means unlimited, but after an hour it is logged."""
+    wait_time: float | None = _option(None, _wait_seconds)
+    """How long locks and semaphores without a wait time of their own wait; 0 tries once, None waits forever."""
     view_wait_time: float | None = _option(3.0, _wait_seconds)
     """How long a decorated view waits; 0 tries once, None waits forever."""
     locked_status: int = _option(423, _one_of(*LOCKED_STATUSES))

@@ -41,7 +41,7 @@ from django_rlock.exceptions import KeyTemplateError, LockTimeoutError, RLockErr
 from django_rlock.locks import BaseLock, LockTerms, named_lock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
-from django_rlock.locks.options import completed
+from django_rlock.locks.options import UNSET, completed
 from django_rlock.locks.release import is_to_be_checked, open_databases
 from django_rlock.locks.transactions import Section, ensure_owned, value
 from django_rlock.settings import AliasSettings, parsed_entry
@@ -403,8 +403,9 @@ class LockedCall:
         wait_time = options.wait_time
         if not options.has_wait_time and request is not None:
             wait_time = settings.view_wait_time
-        elif not options.has_wait_time and (options.on_locked == "skip" or callable(options.on_locked)):
-            wait_time = 0  # a caller that handles a taken lock does not want to wait forever
+        elif not options.has_wait_time:
+            # A caller that handles a taken lock does not want to wait.
+            wait_time = 0 if options.on_locked == "skip" or callable(options.on_locked) else UNSET
         lock = named_lock(*[name for name, _ in names], wait_time=wait_time, **options.of_lock)
         note_templates(lock, dict(names))
         return lock

@@ -231,7 +231,8 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     of the call, and returns one or more names. With several names, all locks are taken or none.
 
     ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits forever. By default calls with a request
-    wait for VIEW_WAIT_TIME. Other calls try once if ``on_locked`` is "skip" or a function, and otherwise wait forever.
+    wait for VIEW_WAIT_TIME. Other calls try once if ``on_locked`` is "skip" or a function, and otherwise wait for
+    WAIT_TIME.
     ``lease_time`` is in seconds; with None the watchdog renews the lease, for ``max_hold_time`` seconds at most (None:
     MAX_HOLD_TIME). The lock stays taken for ``at_least`` seconds after it was acquired, even if the call ends earlier:
     a view responds to other requests with 423, and with the remaining time as ``Retry-After``. With ``permits=3`` up to

@@ -16,6 +16,7 @@ from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.multi import MultiLock
 from django_rlock.locks.options import (
     DURATIONS,
+    UNSET,
     CompleteName,
     Duration,
     KindName,
@@ -144,7 +145,7 @@ def rlock(
 def rlock(*names: str, kind: KindName | None = None, **options: Unpack[_AnyOptions]) -> BaseLock: ...
 def rlock(
     *names: str,
-    wait_time: Duration | None = None,
+    wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     using: str = DEFAULT_ALIAS,
     kind: str | None = None,
@@ -156,12 +157,13 @@ def rlock(
 ) -> BaseLock:
     """Make a lock of the alias's default kind, or of ``kind``.
 
-    Several names make a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds. With
-    ``wait_time=None`` acquire waits forever; with ``lease_time=None`` the watchdog renews the lease. ``owner``,
-    ``at_least``, ``until_commit`` and further options are those of the lock classes. With ``permits``, that many owners
-    may hold each lock at once (see ``LimitedLock``). Raises ValueError for an unknown kind or without a name, and
-    ImproperlyConfigured for a bad alias, or for a kind that the alias does not support: with NODES only RedLock works.
-    If the alias has a KEY_FUNCTION, it completes the names, now and in this thread or task.
+    Several names make a MultiLock, which takes all of them or none. ``wait_time`` and ``lease_time`` are seconds. By
+    default acquire waits for WAIT_TIME, with ``wait_time=None`` forever; with ``lease_time=None`` the watchdog renews
+    the lease. ``owner``, ``at_least``, ``until_commit`` and further options are those of the lock classes. With
+    ``permits``, that many owners may hold each lock at once (see ``LimitedLock``). Raises ValueError for an unknown
+    kind or without a name, and ImproperlyConfigured for a bad alias, or for a kind that the alias does not support:
+    with NODES only RedLock works. If the alias has a KEY_FUNCTION, it completes the names, now and in this thread or
+    task.
     """
     if not names:
         if "name" in options:
@@ -182,7 +184,7 @@ def rlock(
     if kind is not None:
         options_of_alias.check_kind(kind)
     # Most locks are made without options, which take time to pass.
-    has_times = wait_time is not None or lease_time is not None or at_least is not None
+    has_times = wait_time is not UNSET or lease_time is not None or at_least is not None
     if len(names) == 1 and not has_times and owner is None and until_commit is None and not options:
         return KINDS[chosen](names[0], using=using)
     times: Any = {

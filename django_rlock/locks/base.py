@@ -59,7 +59,7 @@ from django_rlock.locks.transactions import (
     keep_until_commit,
     release_at_end,
 )
-from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
+from django_rlock.settings import DEFAULT_ALIAS, settings_of, unknown_alias
 
 if TYPE_CHECKING:
     from django_rlock.locks.infos import LockInfo
@@ -83,9 +83,9 @@ class BaseLock(HeldLock):
     """A re-entrant distributed lock.
 
     ``name`` says what the lock protects; ``using`` is the RLOCK alias. ``wait_time`` is how long to wait for the lock,
-    in seconds (0 tries once, None waits forever). ``lease_time`` is how long it may be held, in seconds; with None the
-    watchdog renews the lease while this process lives. Both can also be given to ``acquire``. Raises ValueError for a
-    name or an owner that is empty or longer than 1,024 bytes in UTF-8.
+    in seconds (0 tries once, None waits forever; by default it is WAIT_TIME). ``lease_time`` is how long it may be
+    held, in seconds; with None the watchdog renews the lease while this process lives. Both can also be given to
+    ``acquire``. Raises ValueError for a name or an owner that is empty or longer than 1,024 bytes in UTF-8.
 
     The owner is the running thread or asyncio task, unless ``owner`` names one. All threads, tasks and processes that
     use the same name are one owner: each of them can re-enter the lock at once, and any of them may release it. Within
@@ -124,7 +124,7 @@ class BaseLock(HeldLock):
         self,
         name: str,
         *,
-        wait_time: Duration | None = None,
+        wait_time: Duration | None = UNSET,
         lease_time: Duration | None = None,
         using: str = DEFAULT_ALIAS,
         owner: str | None = None,
@@ -141,7 +141,7 @@ class BaseLock(HeldLock):
             checked_text("lock's name", name)
         self.name = name
         self.template = ""
-        self.wait_time = None if wait_time is None else wait_seconds(wait_time)
+        self.wait_time = wait_time if wait_time is UNSET else wait_seconds(wait_time)
         self.lease_time = None if lease_time is None else lease_seconds(lease_time)
         if not isinstance(using, str):
             raise unknown_alias(using)
@@ -230,6 +230,8 @@ class BaseLock(HeldLock):
                 raise ValueError("acquire(blocking=False) tries once; it takes no wait_time.")
             wait = 0
         wait = self.wait_time if wait is UNSET else wait_seconds(wait)
+        if wait is UNSET:
+            wait = settings_of(self.using).wait_time
         lease = self.lease_time if lease is UNSET else lease_seconds(lease)
         return AcquireRequest(self._named_owner or driver.owner(), wait, lease)
 
@@ -350,7 +352,8 @@ class BaseLock(HeldLock):
         if self.until_commit:
             check_until_commit(self, driver)
         owner = self._named_owner or driver.owner()
-        return AcquireRequest(owner, self.wait_time, self.lease_time, 1, False, describe)
+        wait = settings_of(self.using).wait_time if self.wait_time is UNSET else self.wait_time
+        return AcquireRequest(owner, wait, self.lease_time, 1, False, describe)
 
     def _depth(self, key: Key) -> tuple[int, int]:
         """The count of a part, without the holds that the end of a transaction releases, and its number of blocks."""

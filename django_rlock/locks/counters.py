@@ -90,7 +90,7 @@ class Counter(Handle):
 
     def __init__(self, name: str, *, wait_time: Duration | None, using: str) -> None:
         self.name = checked_text(f"{self.noun}'s name", name)
-        self.wait_time = wait_seconds(wait_time)
+        self.wait_time = wait_time if wait_time is UNSET else wait_seconds(wait_time)
         if not isinstance(using, str):
             raise unknown_alias(using)
         self.using = using
@@ -115,7 +115,8 @@ class Counter(Handle):
         if unknown:
             raise unknown_argument("acquire", unknown)
         if blocking is True:
-            return self.wait_time if wait_time is UNSET else wait_seconds(wait_time)
+            wait = self.wait_time if wait_time is UNSET else wait_seconds(wait_time)
+            return self._settings.wait_time if wait is UNSET else wait
         if blocking is not False:
             raise wrong_blocking(blocking)
         if wait_time is not UNSET and wait_time != 0:

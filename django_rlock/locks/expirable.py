@@ -189,7 +189,8 @@ class PermitExpirableSemaphore(PermitSemaphore):
     """A semaphore whose permits have ids and leases; Redisson's ``getPermitExpirableSemaphore``.
 
     ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
-    (0 tries once, None waits forever). When a permit's lease ends, the next call of any client reclaims it::
+    (0 tries once, None waits forever; by default WAIT_TIME). When a permit's lease ends, the next call of any client
+    reclaims it::
 
         licences = PermitExpirableSemaphore("licences", wait_time=10)
         licences.try_set_permits(5)
@@ -217,7 +218,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         self,
         name: str,
         *,
-        wait_time: Duration | None = None,
+        wait_time: Duration | None = UNSET,
         using: str = DEFAULT_ALIAS,
         on_lost: Callable[[Any], object] | None = None,
     ) -> None:

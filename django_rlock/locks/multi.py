@@ -23,7 +23,7 @@ from django_rlock.locks.groups import Grouping, LockGroup, Piece, lost_of, piece
 from django_rlock.locks.holds import HOLDS, NOTHING
 from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
 from django_rlock.locks.mutex import a_call, refuse_nested
-from django_rlock.locks.options import Duration, unknown_option
+from django_rlock.locks.options import UNSET, Duration, unknown_option
 from django_rlock.locks.places import PLACES, first_alias
 from django_rlock.locks.records import Hold, Key, Line, calling_line
 from django_rlock.locks.release import release_later
@@ -418,7 +418,7 @@ class MultiLock(BaseLock):
     def __init__(
         self,
         *locks: BaseLock,
-        wait_time: Duration | None = None,
+        wait_time: Duration | None = UNSET,
         lease_time: Duration | None = None,
         owner: str | None = None,
         max_hold_time: Duration | None = None,

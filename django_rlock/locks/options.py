@@ -32,6 +32,9 @@ class _Unset:
     def __repr__(self) -> str:
         return "<not given>"
 
+    def __reduce__(self) -> str:
+        return "UNSET"  # a copy, and one in another process, are the same object
+
 
 UNSET: Any = _Unset()
 """Stands for a duration that was not given, because None has another meaning."""

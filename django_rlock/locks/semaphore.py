@@ -129,7 +129,8 @@ class Semaphore(BaseSemaphore):
     """A number of permits shared by all processes, and by Java services through Redisson's ``getSemaphore``.
 
     ``name`` says what it limits, ``using`` is the RLOCK alias, ``wait_time`` how long to wait for permits, in seconds
-    (0 tries once, None waits forever). It has no permits until ``try_set_permits()`` or a release creates some::
+    (0 tries once, None waits forever; by default WAIT_TIME). It has no permits until ``try_set_permits()`` or a release
+    creates some::
 
         printers = Semaphore("printers", wait_time=10)
         printers.try_set_permits(3)
@@ -152,7 +153,7 @@ class Semaphore(BaseSemaphore):
 
     kind = "semaphore"
 
-    def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
+    def __init__(self, name: str, *, wait_time: Duration | None = UNSET, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)
 
     def acquire(
