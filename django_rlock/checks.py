@@ -30,7 +30,7 @@ from django_rlock._core.foreign import admins_of
 from django_rlock._core.redis_py import UNSET_TIMEOUT, databases, is_djangos, unreadable_file
 from django_rlock._transport.servers import NoPlaceError, background_limit, check_entry, needs_no_cache, source
 from django_rlock._web.calls import Options
-from django_rlock._web.decorator import OPERATIONS, PLACES, TEMPLATES, Decorator, without_a_template
+from django_rlock._web.decorator import DECORATED_AT, OPERATIONS, TEMPLATES, Decorator, without_a_template
 from django_rlock._web.http import import_views
 from django_rlock._web.keytemplates import Arguments, check_converters, check_names
 from django_rlock.locks.places import first_alias
@@ -330,7 +330,7 @@ def check_aliases(**_options: Any) -> list[CheckMessage]:
         known = get_aliases()
     except ImproperlyConfigured:
         return []  # another check reports it, once
-    lines = sorted((*line, options.using) for options, line in PLACES.items() if options.using not in known)
+    lines = sorted((*line, options.using) for options, line in DECORATED_AT.items() if options.using not in known)
     return [
         Error(
             f"{module}, line {line}: @distributed_lock: {unknown_alias(using)}",

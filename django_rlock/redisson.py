@@ -56,7 +56,7 @@ Lanes = list[int]
 
 
 def _highway_hash(data: bytes) -> tuple[int, int]:
-    state = _State()
+    state = _HighwayHash()
     whole = len(data) - len(data) % _PACKET
     for at in range(0, whole, _PACKET):
         state.update(struct.unpack_from("<4Q", data, at))
@@ -65,7 +65,7 @@ def _highway_hash(data: bytes) -> tuple[int, int]:
     return state.digest()
 
 
-class _State:
+class _HighwayHash:
     def __init__(self) -> None:
         self.mul0, self.mul1 = list(_MUL0), list(_MUL1)
         self.v0 = [mul ^ key for mul, key in zip(_MUL0, _REDISSONS_KEY, strict=True)]

@@ -20,7 +20,7 @@ from django_rlock._core import threads
 from django_rlock._core.process import Owned, on_exit
 from django_rlock._core.text import printable
 
-MOST = 10_000
+MOST_POSTED = 10_000
 """How many calls may be queued; when full, new ones are dropped, and their number is logged."""
 
 logger = logging.getLogger("django_rlock.callbacks")
@@ -37,7 +37,7 @@ class Callbacks:
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function soon, in the caller's context. Exceptions from it are logged."""
-        if self._queue.qsize() >= MOST:
+        if self._queue.qsize() >= MOST_POSTED:
             self._dropped += 1
             return
         self._queue.put((copy_context(), function, args))

@@ -74,7 +74,7 @@ def loop_thread(loop: Any) -> int:
 
 # --- pools and bridges ------------------------------------------------------------------------------------------------
 
-SCOPES = {"anyio._backends._asyncio", "async_timeout"}
+CANCEL_SCOPES = {"anyio._backends._asyncio", "async_timeout"}
 """Modules with objects whose blocks are cancelled at a ``deadline``, besides asyncio's own."""
 POOL_LOOPS = {
     "anyio._backends._asyncio": "run",

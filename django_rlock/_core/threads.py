@@ -219,7 +219,7 @@ class Helpers:
     def __init__(self, most: int) -> None:
         self._most = most
         self._calls: deque[Call] = deque()
-        self._marks = Alive[_Mark]()
+        self._marks = Alive[_ThreadMark]()
 
     def take(self, call: Call) -> None:
         """Run a call as soon as a thread is free."""
@@ -227,14 +227,14 @@ class Helpers:
         # its mark before it looks for calls again.
         self._calls.append(call)
         if len(self._marks) < self._most:
-            mark = _Mark()
+            mark = _ThreadMark()
             self._marks.add(mark)
             try:
                 start(self._work, mark)
             except RuntimeError:  # no threads left, or the interpreter exits
                 self._work(mark)
 
-    def _work(self, mark: _Mark) -> None:
+    def _work(self, mark: _ThreadMark) -> None:
         while self._calls:
             self._marks.add(mark)
             self._run_all()
@@ -249,7 +249,7 @@ class Helpers:
             call.run()
 
 
-class _Mark:
+class _ThreadMark:
     """A thread of ``Helpers``."""
 
     __slots__ = ("__weakref__",)

@@ -121,7 +121,7 @@ def _user(number: int) -> str:
 
 STARTS = 3
 """How many times a connection tries to start the server: the server that it finds may be about to end."""
-CONNECT_WITHIN = 5.0
+STORE_CONNECT_WITHIN = 5.0
 """How long connecting to a server that runs may take, in seconds."""
 _PASSED_ON = "PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"
 """The variables that the server gets from the environment, which may contain secrets."""
@@ -329,7 +329,7 @@ class EmbeddedConnection(redis.UnixDomainSocketConnection):
         self._server = server
 
     def _connect(self) -> socket.socket:
-        sock = self._server.dial(self.socket_timeout or CONNECT_WITHIN)
+        sock = self._server.dial(self.socket_timeout or STORE_CONNECT_WITHIN)
         sock.settimeout(self.socket_timeout)
         return sock
 
@@ -339,4 +339,4 @@ def start(pool: redis.ConnectionPool) -> None:
     first call reports why no server can be reached.
     """
     with contextlib.suppress(OSError, redis.RedisError):
-        pool.connection_kwargs["server"].dial(CONNECT_WITHIN).close()
+        pool.connection_kwargs["server"].dial(STORE_CONNECT_WITHIN).close()

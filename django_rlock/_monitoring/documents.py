@@ -33,7 +33,7 @@ KEEP = 86400.0
 """How long a history is kept after it was last written, in seconds."""
 SLOT = 300.0
 """The length of a slot of the last hour, in seconds."""
-SLOTS = 12
+HOUR_SLOTS = 12
 MAX_HOLDS = 10
 """The number of holds of a lock that a process remembers."""
 MAX_WAITS = 50
@@ -150,7 +150,7 @@ def document_in(text: str, at_most: int) -> dict[str, Any]:
 
 # --- reports and their entries ----------------------------------------------------------------------------------------
 
-MAX_JSON = 16_384
+MAX_ENTRY_JSON = 16_384
 MAX_RATE = 1e6
 MAX_AGE = 5.0
 """How long a parsed report is reused while its process writes nothing, in seconds: the report may have expired
@@ -158,7 +158,7 @@ since."""
 _SETTLED = 1.0
 """A reading taken within this many seconds of a heartbeat may miss a part of the report: a cluster may execute the
 parts of a report in another order, and the clocks of processes differ."""
-MAX_KEPT = 12_000
+MAX_KEPT_FIELDS = 12_000
 """The number of reports' fields that a process keeps between readings, about 1.5 kB each."""
 _NO_LOCKS = {"latch", "permit", "semaphore"}
 """Kinds that are not held as locks are."""
@@ -295,12 +295,12 @@ def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, En
 
 def limit_memory() -> None:
     """Forget the parsed reports if there are too many. As this counts all of them, it is called once for a reading."""
-    if sum(len(each.entries) for each in _known.value.copy().values()) > MAX_KEPT:
+    if sum(len(each.entries) for each in _known.value.copy().values()) > MAX_KEPT_FIELDS:
         _known.value.clear()
 
 
 def _entry(text: str, client: str) -> Entry | None:
-    document = document_in(text, MAX_JSON)
+    document = document_in(text, MAX_ENTRY_JSON)
     key, owner = document.get("key"), document.get("owner")
     if not isinstance(key, str) or not isinstance(owner, str):
         return None
@@ -309,7 +309,7 @@ def _entry(text: str, client: str) -> Entry | None:
 
 
 def _hot_entry(text: str, client: str) -> HotEntry | None:
-    document = document_in(text, MAX_JSON)
+    document = document_in(text, MAX_ENTRY_JSON)
     key, rate = document.get("key"), number_of(document.get("rate"))
     if not isinstance(key, str) or rate is None or not 0 < rate <= MAX_RATE:
         return None

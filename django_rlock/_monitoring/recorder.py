@@ -17,13 +17,13 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.threads import snapshot
 from django_rlock._monitoring.documents import (
+    HOUR_SLOTS,
     KEEP,
     MAX_HOLDS,
     MAX_NAMED,
     MAX_VALUE,
     MAX_WAITS,
     SLOT,
-    SLOTS,
     describe_process,
     described_context,
 )
@@ -276,7 +276,7 @@ _LEAST_WINDOW = 1.0
 
 
 @dataclass(slots=True)
-class Slot:
+class HourSlot:
     """The counts of a group of locks in one slot; ``start`` is in monotonic seconds."""
 
     start: float
@@ -290,7 +290,7 @@ class Hour:
     """The last hour of one group."""
 
     def __init__(self) -> None:
-        self._slots: deque[Slot] = deque(maxlen=SLOTS)
+        self._slots: deque[HourSlot] = deque(maxlen=HOUR_SLOTS)
 
     def take(self, counters: LockStatistics, now: float) -> bool:
         """Take the counts since the last call; returns whether there were any."""
@@ -304,21 +304,21 @@ class Hour:
         slot.wait = _longest([slot.wait, *_drained(counters.waits)])
         return True
 
-    def _slot(self, counters: LockStatistics, now: float) -> Slot:
+    def _slot(self, counters: LockStatistics, now: float) -> HourSlot:
         start = now - now % SLOT
         if not self._slots or self._slots[-1].start < start:
-            self._slots.append(Slot(start))
+            self._slots.append(HourSlot(start))
             # Callers record only holds and waits that are longer than these.
             counters.longest_hold = counters.longest_wait = 0.0
         return self._slots[-1]
 
     def is_over(self, now: float) -> bool:
         """Whether nothing has happened for an hour."""
-        return not self._slots or self._slots[-1].start <= now - (SLOTS + 1) * SLOT
+        return not self._slots or self._slots[-1].start <= now - (HOUR_SLOTS + 1) * SLOT
 
     def described(self, group: Group, clock: float, now: float) -> dict[str, Any]:
         using, template, prefix = group
-        slots = [slot for slot in self._slots if slot.start > now - SLOTS * SLOT]
+        slots = [slot for slot in self._slots if slot.start > now - HOUR_SLOTS * SLOT]
         return {
             "using": using,
             "template": template[:MAX_VALUE],

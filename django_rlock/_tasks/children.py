@@ -36,11 +36,11 @@ from django_rlock.settings import get_settings
 
 logger = logging.getLogger("django_rlock.celery")
 
-_MOST = 65_536
+_MOST_WRITTEN = 65_536
 """The size of half a child's file, in bytes. Longer notes are not written: their locks end with their leases."""
-_HALVES = {1: 4096, 2: 4096 + _MOST}
+_HALVES = {1: 4096, 2: 4096 + _MOST_WRITTEN}
 """The offsets of the halves. The first byte of the file is the number of the valid half; 0 means neither."""
-_SIZE = 4096 + 2 * _MOST
+_SIZE = 4096 + 2 * _MOST_WRITTEN
 _AGAIN = 1.0
 """The pause before the parent retries to free a dead child's locks while Redis is unreachable, in seconds."""
 
@@ -86,7 +86,7 @@ class _Parent:
         self._selector.unregister(pipe)
         try:
             half = _HALVES.get(os.pread(file, 1, 0)[0])
-            written = b"" if half is None else os.pread(file, _MOST, half)
+            written = b"" if half is None else os.pread(file, _MOST_WRITTEN, half)
         finally:
             os.close(pipe)
             os.close(file)
@@ -142,7 +142,7 @@ class _Child:
     def write(self) -> None:
         """Write the notes. The rest of an earlier, longer text is ignored."""
         text = pickle.dumps(self.notes)
-        half = 3 - self._half if len(text) <= _MOST else 0
+        half = 3 - self._half if len(text) <= _MOST_WRITTEN else 0
         if half:
             start = _HALVES[half]
             self._mapped[start : start + len(text)] = text

@@ -61,7 +61,7 @@ MARKED_FOR = 3
 SETTLING = 30.0
 """How long Celery may take after a successful body to finish the rest, in seconds; after that the process is assumed to
 have died."""
-PATIENCE = 1.0
+DELIVERY_PATIENCE = 1.0
 """How long to retry a record while Redis is unreachable, in seconds."""
 
 RETRIES, COPY, TOKEN, PARENTS = "rlock_retries", "rlock_copy", "rlock_token", "rlock_parents"
@@ -288,9 +288,9 @@ class Delivery:
 
 
 def run_call(using: str, call: ScriptCall) -> list[Any]:
-    """Run a script on an alias's server; returns its reply. Raises LockUnavailableError after PATIENCE."""
+    """Run a script on an alias's server; returns its reply. Raises LockUnavailableError after DELIVERY_PATIENCE."""
     driver = sync_driver(using)
-    _, *reply = run_flow(driver.run, (call, driver.now() + PATIENCE))
+    _, *reply = run_flow(driver.run, (call, driver.now() + DELIVERY_PATIENCE))
     return reply
 
 

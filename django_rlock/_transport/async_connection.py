@@ -30,11 +30,11 @@ from django_rlock._transport.connection import (
     stray,
 )
 
-_LOOK_AGAIN = 0.1
+_LIMIT_LOOK_AGAIN = 0.1
 """How long after a timer a second one goes off, in seconds: a signal may interrupt what the first one calls."""
 
 
-class Slot(Protocol):
+class ReplySlot(Protocol):
     """Takes the reply to a command, or the exception instead; an asyncio future is a slot.
 
     An exception is set as a result, too: asyncio logs an exception that nobody retrieves, as after a cancellation.
@@ -46,7 +46,7 @@ class Slot(Protocol):
     def set_result(self, reply: Any, /) -> None: ...
 
 
-Owed = tuple[tuple[bytes, Script] | None, Slot, float, float]
+Owed = tuple[tuple[bytes, Script] | None, ReplySlot, float, float]
 """A reply to come: the nonce that it echoes and its script, its slot, and the times of its limit and of its command."""
 
 
@@ -113,7 +113,7 @@ class TaskConnection:
             for slot in slots:
                 slot.cancel()
 
-    def send(self, packed: bytes, expected: tuple[bytes, Script], slot: Slot) -> None:
+    def send(self, packed: bytes, expected: tuple[bytes, Script], slot: ReplySlot) -> None:
         """Send a command whose reply goes to ``slot``, without a time limit."""
         now = monotonic()
         try:
@@ -232,7 +232,7 @@ class TaskConnection:
         # A timer whose time has passed has gone off, even if ``_look`` was interrupted before it began.
         if at == math.inf or now < self._timers_at <= at:
             return
-        timers = [self.loop.call_later(at - now + more, self._look) for more in (0.0, _LOOK_AGAIN)]
+        timers = [self.loop.call_later(at - now + more, self._look) for more in (0.0, _LIMIT_LOOK_AGAIN)]
         for timer in self._timers:
             timer.cancel()
         # In this order, since an interrupted caller must not leave the time of a timer that was never set.

@@ -25,7 +25,7 @@ from django_rlock._transport.calls import REPLY_GRACE, ScriptCall, next_nonce, p
 from django_rlock._transport.cluster import Address
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
 from django_rlock._transport.identity import task_owner
-from django_rlock._transport.pool import LOOK_AGAIN, ConnectionWait, Server, let_go
+from django_rlock._transport.pool import SLOT_LOOK_EVERY, ConnectionWait, Server, let_go
 from django_rlock._transport.servers import server as server_of
 from django_rlock._transport.servers import when_left
 
@@ -212,7 +212,7 @@ async def _await(server: Server, wait: TaskConnectionWait, until: float, grace: 
         left = wait.left(until, grace)
         if left <= 0:
             raise server.none_in_time(opens)
-        await wait.event.wait(left if opens else min(left, LOOK_AGAIN))
+        await wait.event.wait(left if opens else min(left, SLOT_LOOK_EVERY))
         wait.check()
         connection = server.take_idle()
         if connection is not None:

@@ -58,7 +58,7 @@ _IN_RESULT = [
 _LOOKS, _PAUSE = 100, 0.001
 """How often, and with which pauses in seconds, a thread checks whether a task is suspended."""
 
-SHARED_FOR = 0.25
+LOOK_SHARED_FOR = 0.25
 """For how many seconds a look at the tasks of a loop counts for all who begin to wait."""
 
 Task = asyncio.Task[Any]
@@ -187,7 +187,7 @@ def _deadline(scope: Any) -> float:
     deadline: float | None = None
     if isinstance(scope, asyncio.Timeout):
         deadline = None if scope.expired() else scope.when()
-    elif type(scope).__module__ in foreign.SCOPES:
+    elif type(scope).__module__ in foreign.CANCEL_SCOPES:
         deadline = getattr(scope, "deadline", None)
     return math.inf if deadline is None else deadline
 
@@ -273,10 +273,10 @@ _looks: WeakTable[_Look] = WeakTable()
 
 
 def _bridges_in(loop: asyncio.AbstractEventLoop, thread: int) -> list[Task]:
-    """The tasks of a loop for which ``async_to_sync()`` blocks a thread. All who begin to wait within SHARED_FOR share
-    one look at the tasks of the loop, which may be thousands."""
+    """The tasks of a loop for which ``async_to_sync()`` blocks a thread. All who begin to wait within LOOK_SHARED_FOR
+    share one look at the tasks of the loop, which may be thousands."""
     look = _looks.get(loop)
-    if look is None or monotonic() - look.at > SHARED_FOR:
+    if look is None or monotonic() - look.at > LOOK_SHARED_FOR:
         look = _looks.set(loop, _look_at(loop))
     return [task for each in look.bridges.get(thread, ()) if (task := each()) is not None]
 

@@ -242,7 +242,7 @@ EVERYBODY = "*"
 """The token of waiters that every message of their channel wakes."""
 
 
-class Waiter(Protocol):
+class QueueWaiter(Protocol):
     """A caller that sleeps until it is woken. One wake-up is kept if it comes before the sleep.
 
     ``ticket`` comes from the last message that carried this waiter's token, or is empty: see ``Listener.deliver``.
@@ -287,10 +287,10 @@ class Listening(Protocol):
     def channels(self) -> Collection[str]:
         """The channels to which this process is subscribed, or soon will be."""
 
-    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
+    def listen_if_subscribed(self, channel: str, token: str | None) -> QueueWaiter | None:
         """A waiter on a channel to which this process is already subscribed, else None."""
 
-    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, QueueWaiter]:
         """Return a waiter on a channel, once the server has confirmed the subscription, or the monotonic time ``until``
         has come.
 
@@ -358,7 +358,7 @@ PATIENCE = 30.0
 _BACKOFF = 0.05, 1.0
 _DOUBLED = 32
 """How often a pause is doubled at most: by then it has reached its maximum, and floats would overflow."""
-_AT_ONCE = 2
+_RETRIES_AT_ONCE = 2
 """How often a broken connection is retried without a pause, even if the caller has no time left."""
 
 Exchange = Callable[[ScriptCall, bytes, bytes, float], Awaitable[list[Any]]]
@@ -381,10 +381,10 @@ class Topology:
         self._listening = listening
         self.channels: Collection[str] = () if listening is None else listening.channels
 
-    def listen_if_subscribed(self, channel: str, token: str | None) -> Waiter | None:
+    def listen_if_subscribed(self, channel: str, token: str | None) -> QueueWaiter | None:
         return None if self._listening is None else self._listening.listen_if_subscribed(channel, token)
 
-    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, Waiter]:
+    def listen(self, channel: str, token: str | None, until: float | None = None) -> Coroutine[Any, Any, QueueWaiter]:
         if self._listening is None:
             raise AssertionError("This alias has no listener to wake waiters.")
         return self._listening.listen(channel, token, until)
@@ -441,7 +441,7 @@ class RetryingTopology(Topology):
                     raise unavailable(call.name, failure, call.noun) from failure
                 # Even an error reply may belong to another command; only a second one, on a new connection, counts.
                 refused = True
-            elif retries >= _AT_ONCE or isinstance(failure, RedisTimeoutError):
+            elif retries >= _RETRIES_AT_ONCE or isinstance(failure, RedisTimeoutError):
                 pauses += 1
                 down_since = (down_since or call.sent_at) if is_down(failure) else None
                 end = give_up_at if down_since is None else min(give_up_at, down_since + self._refused_wait_time)

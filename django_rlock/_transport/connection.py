@@ -184,7 +184,7 @@ TICK = 1.0
 """The time limit that the kernel applies to a plain socket, in seconds; smaller limits are set on the socket."""
 _TIMEVAL = struct.pack("ll", int(TICK), 0)
 _DISCARD = struct.pack("ii", 1, 0)
-_AT_ONCE = 32_768
+_MOST_SENT_AT_ONCE = 32_768
 """How many bytes the kernel certainly accepts without blocking."""
 DOUBTED_AFTER = 10.0
 """After this many seconds without use, the other end may be gone without notice: firewalls forget idle connections."""
@@ -291,7 +291,7 @@ class Connection:
         """Return the reply to one command; a server's error is an ErrorReply. None stands for the ``usual`` reply,
         whose bytes need no parser. ``limit`` begins when the connection was taken. Close it after any exception.
         """
-        if not self._is_swift or limit < TICK or len(packed) > _AT_ONCE:
+        if not self._is_swift or limit < TICK or len(packed) > _MOST_SENT_AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
         sock = self.sock
         try:

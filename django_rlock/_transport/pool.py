@@ -62,7 +62,7 @@ FRESH = 1.0
 """A connection used within this time is assumed to be alive, in seconds."""
 KEEP_IDLE = 60.0
 """How long an unused connection is kept, in seconds."""
-LOOK_AGAIN = 0.05
+SLOT_LOOK_EVERY = 0.05
 """How often a caller checks for a free slot, in seconds: the thread that should wake it may have been interrupted."""
 
 
@@ -148,7 +148,7 @@ class Server:
             left = wait.left(until, grace)
             if left <= 0:
                 raise self.none_in_time(opens)
-            event.wait(left if opens else min(left, LOOK_AGAIN))
+            event.wait(left if opens else min(left, SLOT_LOOK_EVERY))
             wait.check()
             connection = self.take_idle()
             if connection is not None:

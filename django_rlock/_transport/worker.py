@@ -44,7 +44,7 @@ _COUNTED_FOR = 60.0
 """How long after a record of a late round further late rounds are only counted, in seconds."""
 
 
-class Job(Protocol):
+class BackgroundJob(Protocol):
     """A part of a background worker's round. One instance is made for each background worker."""
 
     def round(self, now: float) -> float:
@@ -54,10 +54,10 @@ class Job(Protocol):
         """Release the locks that must not outlive the process."""
 
 
-_makers: list[Callable[[BackgroundWorker], Job]] = []
+_makers: list[Callable[[BackgroundWorker], BackgroundJob]] = []
 
 
-def add_jobs(*makers: Callable[[BackgroundWorker], Job]) -> None:
+def add_jobs(*makers: Callable[[BackgroundWorker], BackgroundJob]) -> None:
     """Register jobs of which each background worker makes one; they run in this order, after those added before."""
     _makers.extend(makers)
 
@@ -273,11 +273,11 @@ cleaning_logger = logging.getLogger("django_rlock.cleanup")
 AGAIN_AFTER = 1.0
 """The delay before a command that may be executed late is undone a second time, in seconds; each further delay is
 twice the one before."""
-MOST = 10_000
+MOST_CLEAN_UPS = 10_000
 """The maximum number of waiting calls; beyond it, those whose leases expire first are dropped."""
 RETRY = 0.5
 """After how many seconds a job tries again what failed."""
-_AT_ONCE = 500
+_IN_A_PACKET = 500
 
 
 class CleanUp(NamedTuple):
@@ -309,7 +309,7 @@ class CleanUps:
     def round(self, now: float) -> float:
         self._take_in(now)
         due: list[CleanUp] = []
-        while self._due and self._due[0][0] <= now and len(due) < _AT_ONCE:
+        while self._due and self._due[0][0] <= now and len(due) < _IN_A_PACKET:
             due.append(heapq.heappop(self._due)[2])
         if due:
             self._send(due)
@@ -318,16 +318,16 @@ class CleanUps:
     def _take_in(self, at: float) -> None:
         while self.inbox:
             self._plan(self.inbox.popleft(), at)
-        if len(self._due) > MOST:
+        if len(self._due) > MOST_CLEAN_UPS:
             self._due.sort(key=lambda entry: entry[2].until, reverse=True)
             log(
                 cleaning_logger,
                 logging.WARNING,
                 "Gave up on cleaning up %d calls of %r.",
-                len(self._due) - MOST,
+                len(self._due) - MOST_CLEAN_UPS,
                 self._using,
             )
-            del self._due[MOST:]
+            del self._due[MOST_CLEAN_UPS:]
             heapq.heapify(self._due)
 
     def _plan(self, clean_up: CleanUp, at: float) -> None:

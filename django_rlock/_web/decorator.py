@@ -157,7 +157,7 @@ T = TypeVar("T")
 TEMPLATES = "rlock_templates"
 """The attribute of decorated callables that holds their key templates, for the check against the URLconf."""
 
-PLACES: WeakKeyDictionary[Options, tuple[str, int]] = WeakKeyDictionary()
+DECORATED_AT: WeakKeyDictionary[Options, tuple[str, int]] = WeakKeyDictionary()
 """The module and line of each decorator that names an alias, for the check against RLOCK."""
 
 
@@ -291,7 +291,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     _check_options(options)
     frame = sys._getframe(1)  # noqa: SLF001 - the public way reads the files of the whole stack
     if using != DEFAULT_ALIAS:
-        PLACES[options] = frame.f_globals.get("__name__", "?"), frame.f_lineno
+        DECORATED_AT[options] = frame.f_globals.get("__name__", "?"), frame.f_lineno
     return Decorator(options, is_bare=_is_just_defined(templates[0], frame))
 
 

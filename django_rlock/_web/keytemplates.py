@@ -17,7 +17,7 @@ from django_rlock._web.values import (
     MAX_BYTES,
     VALUE_CHARS,
     MissingError,
-    RefusedError,
+    UnusableValueError,
     converted,
     encoded,
     find_converter,
@@ -72,9 +72,9 @@ class _Placeholder(NamedTuple):
             if self.optional:
                 return ""
             advice = f"pass a value, or write {str(self)[:-1]}?> if it may be missing"
-            raise RefusedError(f"{self} {missing}; {advice}") from missing.__cause__
-        except RefusedError as refused:
-            raise RefusedError(f"{self} {refused}") from refused.__cause__
+            raise UnusableValueError(f"{self} {missing}; {advice}") from missing.__cause__
+        except UnusableValueError as refused:
+            raise UnusableValueError(f"{self} {refused}") from refused.__cause__
 
     def _from_request(self, namespace: Mapping[str, Any]) -> Any:
         # A bound argument takes precedence over the request's GET, POST, header and data: the body works with it, and
@@ -110,7 +110,7 @@ class KeyTemplate:
         try:
             parts = tuple(_parse(source))
             separators = [set(text) for text in _separators(parts)]
-        except RefusedError as refused:
+        except UnusableValueError as refused:
             shown = source if source and str(source).isprintable() else ascii(source)
             raise KeyTemplateError(f"{shown}: {refused}", template=source) from None
         literals = "".join("%s" if isinstance(part, _Placeholder) else part.replace("%", "%%") for part in parts)
@@ -130,7 +130,7 @@ class KeyTemplate:
         colon, read = self._colon, [] if read is None else read
         try:
             key = self._format % tuple([each.render(namespace, colon, read) for each in self.placeholders])
-        except RefusedError as refused:
+        except UnusableValueError as refused:
             text = check_names(self, namespace, "the call") or f"{self.source}: {refused}"
             raise KeyTemplateError(text, template=self.source) from refused.__cause__
         return key if len(key) <= MAX_BYTES and key.isascii() else shortened(key)
@@ -179,14 +179,14 @@ def _closest(name: str, available: Collection[str], template: KeyTemplate) -> st
 
 def _parse(source: object) -> Iterator[str | _Placeholder]:
     if not isinstance(source, str) or not source.strip():
-        raise RefusedError("a key template is a string that is not empty, such as 'stock:<id>'")
+        raise UnusableValueError("a key template is a string that is not empty, such as 'stock:<id>'")
     literal, empty_key = "", True
     for piece in _TOKEN.split(source):
         if "<" not in piece or piece == "<<":
             literal += piece[:1] if piece == "<<" else piece
             continue
         if not piece.endswith(">"):
-            raise RefusedError(f"{piece[piece.index('<') :]!r} is not closed; write '<<' for a literal '<'")
+            raise UnusableValueError(f"{piece[piece.index('<') :]!r} is not closed; write '<<' for a literal '<'")
         if literal:
             yield _literal(literal)
         placeholder = _placeholder(piece[1:-1])
@@ -196,13 +196,13 @@ def _parse(source: object) -> Iterator[str | _Placeholder]:
     if literal:
         yield _literal(literal)
     elif empty_key:
-        raise RefusedError("without the optional values the key would be empty; begin with a name, as 'stock:'")
+        raise UnusableValueError("without the optional values the key would be empty; begin with a name, as 'stock:'")
 
 
 def _literal(text: str) -> str:
     for char in text:
         if char in "{}~" or not char.isprintable():
-            raise RefusedError(
+            raise UnusableValueError(
                 f"no {char!a} in a template: braces and '~' are reserved for the library, and the rest must be "
                 f"printable; remove it, or write <name> where a value is meant"
             )
@@ -215,12 +215,12 @@ def _placeholder(text: str) -> _Placeholder:
     root, *path = dotted.split(".")
     words = [segment.replace("-", "").replace("_", "") for segment in path]  # headers have hyphens
     if not root.isidentifier() or not all(map(str.isalnum, words)) or (colon and not converter.isidentifier()):
-        raise RefusedError(
+        raise UnusableValueError(
             f"{shown} is not a placeholder; write <name>, <int:name> or <name.attribute>, with '?' at the "
             f"end if it may be missing, and no calls, indexes or spaces; '<<' is a literal '<'"
         )
     if any(segment.startswith("_") for segment in (root, *path)):
-        raise RefusedError(f"{shown} reads a private name; use a name without a leading underscore")
+        raise UnusableValueError(f"{shown} reads a private name; use a name without a leading underscore")
     return _Placeholder(converter, root, tuple(path), text.endswith("?"))
 
 
@@ -236,7 +236,7 @@ def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
             continue
         if left is not None:
             if VALUE_CHARS.issuperset(text):
-                raise RefusedError(
+                raise UnusableValueError(
                     f"'{left}{text}{part}' is ambiguous: values may contain letters, digits and '_.@-%', so "
                     f"two calls could get one key; put a separator such as ':' between, as in '{left}:{part}'"
                 )

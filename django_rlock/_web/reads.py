@@ -127,7 +127,7 @@ def _forget(state: ModelState) -> None:
 _warned: set[str] = set()
 
 _DJANGO = f"{Path(django.__file__).parent}{os.sep}"
-_ENDS = PACKAGE, f"{Path(asgiref.__file__).parent}{os.sep}"
+_SEARCH_ENDS = PACKAGE, f"{Path(asgiref.__file__).parent}{os.sep}"
 """Where the search for a line of the project's code ends."""
 
 
@@ -162,7 +162,7 @@ def _saving_place(instance: Model, reader: str) -> str:
     """The line of the project's code that saves the instance; the decorated function if Django itself saves it, or if
     it is saved for a coroutine, which waits in another thread."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001
-    while frame is not None and not frame.f_code.co_filename.startswith(_ENDS):
+    while frame is not None and not frame.f_code.co_filename.startswith(_SEARCH_ENDS):
         if not frame.f_code.co_filename.startswith(_DJANGO) and frame.f_locals.get("self") is not instance:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back

@@ -32,11 +32,11 @@ _ESCAPES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLA
 _is_plain = re.compile(r"[A-Za-z0-9_.@-]+").fullmatch
 
 
-class RefusedError(Exception):
+class UnusableValueError(Exception):
     """The reason why a template or a value is refused; the caller adds the place."""
 
 
-class MissingError(RefusedError):
+class MissingError(UnusableValueError):
     """A value is missing, which a placeholder with ``?`` allows."""
 
 
@@ -57,7 +57,7 @@ def step(value: Any, segment: str) -> Any:
         except AttributeError as error:
             raise MissingError(f"is missing: {_kind(value)} has no {segment!r}") from error
     if callable(found):
-        raise RefusedError(f"is not a value: {segment!r} is callable, and templates do not call anything")
+        raise UnusableValueError(f"is not a value: {segment!r} is callable, and templates do not call anything")
     if found is None and _is_anonymous(value):
         raise MissingError(f"is None, as the user is {_kind(value)}: nobody is logged in")
     return found
@@ -72,7 +72,7 @@ def _data(request: Any) -> Any:
         try:
             request.rlock_json = json.loads(request.body)
         except (ValueError, RecursionError) as error:  # RecursionError: a body of "[[[[..."
-            raise RefusedError("cannot be read: the body of the request is not valid JSON") from error
+            raise UnusableValueError("cannot be read: the body of the request is not valid JSON") from error
     return request.rlock_json
 
 
@@ -133,13 +133,13 @@ def converted(name: str, value: Any) -> str:
     """
     value, converter = _present(value), find_converter(name)
     if converter is None:
-        raise RefusedError(f"cannot be read: {no_converter(name)}")
+        raise UnusableValueError(f"cannot be read: {no_converter(name)}")
     try:
         if isinstance(value, str) or name in DEFAULT_CONVERTERS:  # whose to_url() takes str() of anything
             value = converter.to_python(_matching(converter, name, _text(value)))
         written = converter.to_url(value)
     except (ValueError, TypeError, AttributeError) as error:
-        raise RefusedError(f"is {_kind(value)} that converter {name!r} fails on; check the caller") from error
+        raise UnusableValueError(f"is {_kind(value)} that converter {name!r} fails on; check the caller") from error
     return _quote(_matching(converter, name, _text(_present(written))))
 
 
@@ -158,7 +158,7 @@ class _Casefold:
     def to_url(self, value: Any) -> str:
         text = _text(value)
         if len(text) > _LONGEST_FOLDED:
-            raise RefusedError(f"has more than {_LONGEST_FOLDED:,} characters, which take too long to fold")
+            raise UnusableValueError(f"has more than {_LONGEST_FOLDED:,} characters, which take too long to fold")
         decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
         return "".join(char for char in decomposed if unicodedata.category(char) not in _IGNORED).strip()
 
@@ -179,7 +179,7 @@ def find_converter(name: str) -> Any:
 def _matching(converter: Any, name: str, text: str) -> str:
     if re.fullmatch(converter.regex, text) is None:
         # Without the value, which may be personal, or a megabyte long.
-        raise RefusedError(f"does not match {converter.regex!r} of converter {name!r}; check what was passed")
+        raise UnusableValueError(f"does not match {converter.regex!r} of converter {name!r}; check what was passed")
     return text
 
 
@@ -188,14 +188,14 @@ def _text(value: Any) -> str:
     try:
         return (_WRITERS.get(type(value)) or _writer(value))(value)
     except (ValueError, OverflowError) as error:  # an int of 5,000 digits, a date next to year 1
-        raise RefusedError(f"is {_kind(value)} out of range: {error}") from error
+        raise UnusableValueError(f"is {_kind(value)} out of range: {error}") from error
 
 
 def _writer(value: Any) -> Callable[[Any], str]:
     for kind, write in _WRITERS.items():
         if isinstance(value, kind):
             return write
-    raise RefusedError(
+    raise UnusableValueError(
         f"is {_kind(value)}; keys take str, int, bool, UUID, Decimal, date, datetime, Enum and saved model "
         f"instances; use an attribute of such a type, as in <order.pk>"
     )
@@ -208,7 +208,7 @@ def _enum(value: Enum) -> str:
 
 def _float(_value: float) -> str:
     # 0.1 + 0.2 and 0.3 would be two locks although the caller considers them one value; nan does not even equal itself.
-    raise RefusedError("is float, which rounding can turn into another lock; use int, Decimal or str")
+    raise UnusableValueError("is float, which rounding can turn into another lock; use int, Decimal or str")
 
 
 def _decimal(value: Decimal) -> str:

@@ -152,7 +152,7 @@ INFO_CHECKS: tuple[Callable[[Info, AliasSettings], Seen | None], ...] = (
 
 # The findings about an alias. The checks of a server take a few seconds at most.
 
-SLOW = 0.01
+SLOW_ROUND_TRIP = 0.01
 """A usual reply time above this makes all locks slow, in seconds."""
 SLOW_CONNECT = 0.5
 """Connecting and logging in should not take longer, in seconds."""
@@ -203,7 +203,7 @@ def diagnose(alias: str) -> Iterator[Finding]:
         cause = cause_of(unreadable or error, ", ".join(server_names(alias)))
         yield Finding(alias, "", cause.check, "error", cause.text, cause.advice)
         return
-    servers = [_Server(options, name, client) for name, client in clients.items()]
+    servers = [_ExaminedServer(options, name, client) for name, client in clients.items()]
     for found in threads.gather([server.examine for server in servers]):
         yield from threads.value_of(found)
     if options.nodes is not None:
@@ -225,7 +225,7 @@ def _numbered(slots: Sequence[str]) -> str:
     return f"slot {slots[0]}" if len(slots) == 1 else f"slot {slots[0]}, as one of {len(slots)},"
 
 
-class _Server:
+class _ExaminedServer:
     """The checks of one server."""
 
     def __init__(self, options: AliasSettings, name: str, client: redis.Redis) -> None:
@@ -287,7 +287,7 @@ class _Server:
             took.append(monotonic() - asked)
         usual = median(took)
         text = f"{usual * 1000:.1f} ms, at most {max(took) * 1000:.1f} ms of {PINGS}"
-        limit = self._options.node_timeout / 2 if self._options.nodes else SLOW
+        limit = self._options.node_timeout / 2 if self._options.nodes else SLOW_ROUND_TRIP
         if usual <= limit:
             yield self._finding("latency", "ok", text)
             return

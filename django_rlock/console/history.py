@@ -12,14 +12,23 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock._monitoring.documents import KEEP, SLOT, SLOTS, document_in, list_of, number_of, short_text, texts_of
+from django_rlock._monitoring.documents import (
+    HOUR_SLOTS,
+    KEEP,
+    SLOT,
+    document_in,
+    list_of,
+    number_of,
+    short_text,
+    texts_of,
+)
 from django_rlock.console.reading import asking, listed_aliases
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import CLIENT_LENGTH, Party
 from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS
 from django_rlock.settings import get_aliases
 
-MAX_JSON = 250_000
+MAX_HISTORY_JSON = 250_000
 MAX_WORK = 200
 """The number of groups of locks to show: the groups that were acquired most often."""
 MAX_SHOWN_EVENTS = 200
@@ -27,15 +36,15 @@ MAX_SHOWN_EVENTS = 200
 _MAX_COUNT = 2**53
 _MORE_GROUPS = 50
 """Groups of a process beyond MAX_GROUPS: one for each alias."""
-_HOUR = SLOT * SLOTS
-AHEAD = 1.0
+_HOUR = SLOT * HOUR_SLOTS
+CLOCK_AHEAD = 1.0
 """How far a process's estimate of the server's clock may be ahead of that clock, in seconds."""
 
 Problem = LockUnavailableError | ImproperlyConfigured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span(Party):
+class ReportedSpan(Party):
     """A party's "hold" of a lock, or its "wait" for one, which ended after ``seconds``; or a lock that it "lost", or
     "freed" by force. ``at`` is the time of that, by the server's clock.
 
@@ -71,7 +80,7 @@ class Span(Party):
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class GroupWork:
     """The last hour of the locks of a key template; if ``template`` is "", of the locks whose names begin with
     ``prefix``; if both are "", of all other locks of the alias. ``acquired`` counts holds that have ended, ``gave_up``
     attempts that did not get the lock."""
@@ -81,15 +90,15 @@ class Work:
     prefix: str
     acquired: int = 0
     gave_up: int = 0
-    longest_hold: Span | None = None
-    longest_wait: Span | None = None
+    longest_hold: ReportedSpan | None = None
+    longest_wait: ReportedSpan | None = None
 
     @property
     def label(self) -> str:
         """For example ``stock:<id>`` or ``stock:…``; "" for other locks."""
         return self.template or (f"{self.prefix}…" if self.prefix else "")
 
-    def add(self, other: Work) -> None:
+    def add(self, other: GroupWork) -> None:
         """Add the counts of another process."""
         self.acquired += other.acquired
         self.gave_up += other.gave_up
@@ -105,8 +114,8 @@ class History:
     wrong. ``aliases`` are the aliases of this project; processes of other projects may use the same servers.
     """
 
-    work: Sequence[Work]
-    events: Sequence[Span]
+    work: Sequence[GroupWork]
+    events: Sequence[ReportedSpan]
     problems: Sequence[tuple[str, Problem]]
     aliases: Sequence[str]
 
@@ -138,8 +147,8 @@ def read_history() -> History:
 
 
 def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
-    work: dict[tuple[str, str, str, str], Work] = {}
-    events: dict[tuple[str, str, float, str], Span] = {}
+    work: dict[tuple[str, str, str, str], GroupWork] = {}
+    events: dict[tuple[str, str, float, str], ReportedSpan] = {}
     problems: list[tuple[str, Problem]] = []
     for using in aliases:
         try:
@@ -150,7 +159,7 @@ def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
             continue
         # Aliases may share a server, where each process has one history for all.
         for client, text in texts.items():
-            document = document_in(text, MAX_JSON)
+            document = document_in(text, MAX_HISTORY_JSON)
             for found in _work(client, document, now):
                 work[client, found.using, found.template, found.prefix] = found
             for event in spans_in(client, document, "events", MAX_EVENTS, now):
@@ -159,21 +168,21 @@ def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
     return History(_joined(work.values()), latest, problems, known)
 
 
-def _joined(found: Iterable[Work]) -> list[Work]:
-    groups: dict[tuple[str, str, str], Work] = {}
+def _joined(found: Iterable[GroupWork]) -> list[GroupWork]:
+    groups: dict[tuple[str, str, str], GroupWork] = {}
     for work in found:
         group = work.using, work.template, work.prefix
-        groups.setdefault(group, Work(using=work.using, template=work.template, prefix=work.prefix)).add(work)
+        groups.setdefault(group, GroupWork(using=work.using, template=work.template, prefix=work.prefix)).add(work)
     busy = [work for work in groups.values() if work.acquired or work.gave_up]
     return sorted(busy, key=lambda work: (-work.acquired, work.using, work.label))[:MAX_WORK]
 
 
-def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work]:
+def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[GroupWork]:
     for entry in list_of(document.get("work"), MAX_GROUPS + _MORE_GROUPS):
         using = short_text(entry.get("using"))
         # A slot may begin before the hour does, and by a clock that is ahead.
         slots = [slot for slot in _slots(entry.get("slots")) if now - _HOUR - SLOT < slot[0] < now + SLOT]
-        yield Work(
+        yield GroupWork(
             using=using,
             template=short_text(entry.get("template")),
             prefix=short_text(entry.get("prefix")),
@@ -187,14 +196,16 @@ def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[Work
 def _slots(value: Any) -> Iterable[list[float]]:
     """The start of each slot, the number of acquisitions in it, and the number of failed attempts."""
     # Numbers beyond _MAX_COUNT would lose digits in a browser.
-    for slot in value[:SLOTS] if isinstance(value, list) else ():
+    for slot in value[:HOUR_SLOTS] if isinstance(value, list) else ():
         numbers = [number_of(number) for number in slot] if isinstance(slot, list) and len(slot) == 3 else [None]
         known = [number for number in numbers if number is not None and 0 <= number <= _MAX_COUNT]
         if len(known) == 3:
             yield known
 
 
-def _past(client: str, document: Mapping[str, Any], field: str, entry: Any, using: str, now: float) -> Span | None:
+def _past(
+    client: str, document: Mapping[str, Any], field: str, entry: Any, using: str, now: float
+) -> ReportedSpan | None:
     known = (entry | {"what": field, "using": using}) if isinstance(entry, dict) else {}
     return _span(client, document, known, now - _HOUR - SLOT, now + SLOT)
 
@@ -206,12 +217,12 @@ def spans_in(
     at_most: int,
     now: float,
     lock: Mapping[str, Any] | None = None,
-) -> Iterator[Span]:
+) -> Iterator[ReportedSpan]:
     """The spans in a field of a process's memory: holds or waits, as ``lock`` says; without it, losses and forced
     releases."""
     for entry in list_of(document.get(field), at_most):
         if lock is not None:
-            found = _span(client, document, {**entry, **lock}, now - KEEP, now + AHEAD)
+            found = _span(client, document, {**entry, **lock}, now - KEEP, now + CLOCK_AHEAD)
             if found is not None:
                 yield replace(found, at=min(found.at, now))
         elif entry.get("what") in ("lost", "freed"):
@@ -220,7 +231,7 @@ def spans_in(
 
 def _span(
     client: str, document: Mapping[str, Any], entry: Mapping[str, Any], since: float, until: float
-) -> Span | None:
+) -> ReportedSpan | None:
     """The span of an entry; None for impossible values, or another time."""
     lasts = entry.get("what") in ("hold", "wait")
     at, seconds = number_of(entry.get("at")), number_of(entry.get("seconds") if lasts else 0.0)
@@ -228,7 +239,7 @@ def _span(
         return None
     # A Party shortens the former owner's id in the same way as the ids of holders.
     owner = short_text(entry.get("owner"))
-    return Span(
+    return ReportedSpan(
         **party_in(client, document, entry),
         what=short_text(entry.get("what")),
         at=at,
@@ -258,7 +269,7 @@ def party_in(client: str, document: Mapping[str, Any], entry: Mapping[str, Any])
     }
 
 
-def _longer(one: Span | None, other: Span | None) -> Span | None:
+def _longer(one: ReportedSpan | None, other: ReportedSpan | None) -> ReportedSpan | None:
     found = [past for past in (one, other) if past]
     return max(found, key=lambda past: past.seconds, default=None)
 
@@ -267,7 +278,7 @@ _OF_EVENTS = {"by", "lost_owner", "whom"}
 _OF_SPANS = {"failed", "is_named", "is_now", "seconds"}
 
 
-def plain(span: Span) -> dict[str, Any]:
+def plain(span: ReportedSpan) -> dict[str, Any]:
     """Plain values, for JSON, without what does not concern it; without whole owner ids."""
     others = _OF_SPANS if span.what in ("lost", "freed") else _OF_EVENTS
     document = asdict(span) | {"client": span.short_client, "doing": span.doing}

@@ -377,7 +377,7 @@ def _lasting(lock: LockInfo) -> tuple[object, ...]:
 
 # --- for Prometheus ---------------------------------------------------------------------------------------------------
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]
 """Labels and a value."""
 

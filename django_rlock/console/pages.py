@@ -28,7 +28,7 @@ from django.views.decorators.cache import never_cache
 from django_rlock.console import inspection
 from django_rlock.console.deadlocks import mark
 from django_rlock.console.history import History, read_history
-from django_rlock.console.listing import CONTENT_TYPE, Overview, exposition
+from django_rlock.console.listing import METRICS_TYPE, Overview, exposition
 from django_rlock.console.reading import listed_aliases
 from django_rlock.console.rows import Row, public_dict
 from django_rlock.console.survey import Survey, queued_messages
@@ -159,7 +159,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         overview = Overview({})
         text = exposition(overview)  # it reads locks, which may fail
         failed = _problems(overview) and not overview.summary.aliases
-        return HttpResponse(text, content_type=CONTENT_TYPE, status=503 if failed else 200)
+        return HttpResponse(text, content_type=METRICS_TYPE, status=503 if failed else 200)
 
     def processes_view(self, request: HttpRequest) -> HttpResponse:
         """The processes that hold locks or wait for them."""

@@ -341,7 +341,7 @@ def _cache(entry: str) -> Mapping[str, Any]:
     return found
 
 
-class Server:
+class ServerReader:
     """An alias with one server. Raises redis-py's errors.
 
     A separate thread runs the commands: an interrupted caller would leave the mutexes of redis-py locked.
@@ -399,7 +399,7 @@ class Server:
         return reservations
 
 
-class Nodes(Server):
+class NodesReader(ServerReader):
     """An alias with NODES. A node that fails is not asked again; raises QuorumNotReachedError if too few nodes
     remain."""
 
@@ -448,10 +448,10 @@ class Nodes(Server):
 
 
 @contextmanager
-def asking(name: str, using: str) -> Iterator[Server]:
+def asking(name: str, using: str) -> Iterator[ServerReader]:
     """The server or nodes of an alias, for reading. Errors in the block become LockUnavailableError for ``name``."""
     try:
-        yield Server(using) if get_settings(using).nodes is None else Nodes(using, name)
+        yield ServerReader(using) if get_settings(using).nodes is None else NodesReader(using, name)
     except LockUnavailableError:
         raise
     except SERVER_ERRORS as error:

@@ -22,7 +22,7 @@ from django_rlock._transport.calls import RUNS, reservation_call, run_flow
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import sync_driver
 from django_rlock.console.deadlocks import MAX_SUSPECTS, Name, find_deadlocks
-from django_rlock.console.reading import MOST_AHEAD, Server, State, asking
+from django_rlock.console.reading import MOST_AHEAD, ServerReader, State, asking
 from django_rlock.console.rows import SILENT_AFTER, Builder, Reported
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import Deadlock, LockInfo, LockState, ProcessInfo, QueuedMessage
@@ -209,14 +209,14 @@ def own_report(now: float) -> Report:
 
 MAX_AGE = 5.0
 """How long the reading of a lock is reused, in seconds; less for short leases, see ``_lasts``."""
-MAX_KEPT = 5000
+MAX_KEPT_LOCKS = 5000
 """The largest number of locks in the cache."""
 
 ReportsByKey = Mapping[str, object]
 """The reported values of locks, by key; None for a lock that changes too fast to be cached."""
 
 
-class _Seen(NamedTuple):
+class _SeenLock(NamedTuple):
     """The state of a lock at a time of this process's clock, and its reported values."""
 
     state: State
@@ -224,26 +224,26 @@ class _Seen(NamedTuple):
     at: float
 
 
-_seen: Owned[dict[tuple[str, str], _Seen]] = Owned("reports", dict)
+_seen: Owned[dict[tuple[str, str], _SeenLock]] = Owned("reports", dict)
 """The cache, by alias and key."""
 
 
-def read_states(server: Server, using: str, reported: ReportsByKey, is_refresh: bool = False) -> dict[str, State]:
+def read_states(server: ServerReader, using: str, reported: ReportsByKey, is_refresh: bool = False) -> dict[str, State]:
     """The states of the held locks among some locks. A refresh reads only locks that may have changed."""
     kept = _unchanged(server, using, reported) if is_refresh else {}
     asked_at = monotonic()
     found = server.read_states(sorted(reported.keys() - kept.keys()))
-    if len(_seen.value) > MAX_KEPT:
+    if len(_seen.value) > MAX_KEPT_LOCKS:
         _seen.value.clear()
     for key in reported.keys() - kept.keys():
         if key in found:
-            _seen.value[using, key] = _Seen(found[key], reported[key], asked_at)
+            _seen.value[using, key] = _SeenLock(found[key], reported[key], asked_at)
         else:
             _seen.value.pop((using, key), None)
     return kept | found
 
 
-def _unchanged(server: Server, using: str, reported: ReportsByKey) -> dict[str, State]:
+def _unchanged(server: ServerReader, using: str, reported: ReportsByKey) -> dict[str, State]:
     """The cached locks whose reported values are unchanged, if all of them and their queues still exist.
 
     One command counts the keys of all these locks. If it finds fewer or more keys, no lock counts as unchanged.
@@ -258,7 +258,7 @@ def _unchanged(server: Server, using: str, reported: ReportsByKey) -> dict[str, 
     return {key: _aged(seen.state, now - seen.at) for key, seen in found.items()}
 
 
-def _counts(seen: _Seen, reported: object, now: float) -> bool:
+def _counts(seen: _SeenLock, reported: object, now: float) -> bool:
     return reported is not None and reported == seen.reported and now - seen.at < _lasts(seen.state)
 
 
@@ -276,9 +276,9 @@ def _aged(state: State, seconds: float) -> State:
 
 # Messages of Celery tasks that have a reservation: finding them, and freeing their reservations.
 
-_MOST = 5000
+_LONGEST_DESCRIPTION = 5000
 """The maximum length of a reservation's description."""
-_PATIENCE = 2.0
+_FREED_WITHIN = 2.0
 """How long freeing a reservation is retried while Redis is unreachable, in seconds."""
 
 HEADINGS = ["task", "message", "queue", "queued for", "sender", "kept for"]
@@ -310,7 +310,7 @@ def _message(using: str, now: float, key: str, value: str, pttl: int) -> QueuedM
     first, _, about = value.partition("\n")
     since, _, rest = about.partition(" ")
     text = rest.partition(" ")[2]
-    known = document_in(text, _MOST)
+    known = document_in(text, _LONGEST_DESCRIPTION)
     task_id = first.partition(":")[2]
     sent_at = number_of(since) or now
     return QueuedMessage(
@@ -369,5 +369,5 @@ def _free(message: QueuedMessage) -> bool:
     driver = sync_driver(message.using)
     lock_key = get_settings(message.using).key_prefix + message.name
     call = reservation_call(message.name, lock_key, message.key, message.value, 0, RUNS)
-    _, freed, *_ = run_flow(driver.run, (call, driver.now() + _PATIENCE))
+    _, freed, *_ = run_flow(driver.run, (call, driver.now() + _FREED_WITHIN))
     return bool(freed)

@@ -13,13 +13,13 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from django_rlock._monitoring.documents import MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of
-from django_rlock.console.history import Span, plain, spans_in
+from django_rlock.console.history import ReportedSpan, plain, spans_in
 from django_rlock.console.reading import RecentText, asking
 from django_rlock.locks.infos import LockInfo, Party
 from django_rlock.locks.statistics import LONG_WAIT, MAX_EVENTS
 from django_rlock.settings import get_settings
 
-MAX_JSON = 100_000
+MAX_TIMELINE_JSON = 100_000
 MAX_SHOWN = 10
 """The number of the last holds, of the last waits and of the last forced releases that are listed."""
 MAX_SPANS = 500
@@ -32,15 +32,15 @@ class Timeline:
     server's clock."""
 
     now: float
-    holds: Sequence[Span]
-    waits: Sequence[Span]
-    freed: Sequence[Span]
+    holds: Sequence[ReportedSpan]
+    waits: Sequence[ReportedSpan]
+    freed: Sequence[ReportedSpan]
 
     def __bool__(self) -> bool:
         return bool(self.holds or self.waits or self.freed)
 
     @property
-    def listed(self) -> list[Span]:
+    def listed(self) -> list[ReportedSpan]:
         """The entries that have ended, the latest first."""
         holds = [hold for hold in self.holds if not hold.is_now][-MAX_SHOWN:]
         # Waits without names are there for the queue's graph only.
@@ -60,7 +60,7 @@ class Timeline:
         return sum(wait.failed for wait in self.waits)
 
     @property
-    def lost(self) -> list[Span]:
+    def lost(self) -> list[ReportedSpan]:
         return [hold for hold in self.holds if hold.failed]
 
     @cached_property
@@ -110,7 +110,7 @@ def read_timeline(using: str, name: str, info: LockInfo | None) -> Timeline:
     return Timeline(now, _latest(holds), _latest(waits), _latest(freed))
 
 
-def _latest(found: Iterable[Span]) -> list[Span]:
+def _latest(found: Iterable[ReportedSpan]) -> list[ReportedSpan]:
     return sorted(found, key=lambda span: span.at)[-MAX_SPANS:]
 
 
@@ -118,7 +118,7 @@ def _by_client(texts: Iterable[RecentText]) -> dict[str, dict[str, Any]]:
     """The memory of each process; if several nodes have it, the latest version."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
-        document = document_in(text.text, MAX_JSON) | {"host": text.host, "pid": text.pid, "role": text.role}
+        document = document_in(text.text, MAX_TIMELINE_JSON) | {"host": text.host, "pid": text.pid, "role": text.role}
         found[text.client] = max(found.get(text.client, document), document, key=_last_change)
     return found
 
@@ -128,9 +128,9 @@ def _last_change(document: Mapping[str, Any]) -> float:
     return max((number_of(entry.get("at")) or 0.0 for entry in entries), default=0.0)
 
 
-def _present(what: Mapping[str, Any], party: Party, now: float, seconds: float | None) -> Span:
+def _present(what: Mapping[str, Any], party: Party, now: float, seconds: float | None) -> ReportedSpan:
     known = {field.name: getattr(party, field.name) for field in fields(Party)}
-    return Span(**known, **what, at=now, seconds=seconds or 0.0, is_now=True)
+    return ReportedSpan(**known, **what, at=now, seconds=seconds or 0.0, is_now=True)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ LANES = 4
 MAX_BARS = 100
 """The number of holds that are drawn: the last ones."""
 LANE = 12
-QUEUE = 36
+QUEUE_HEIGHT = 36
 """Heights, in pixels: of a lane, and of the longest queue."""
 _TOP = 18
 _GAP = 22
@@ -151,7 +151,7 @@ _SLIMMEST = 0.4
 """The least width of a hold, in percent."""
 _OVERLAP = 0.005
 """The share of the picture by which a hold may overlap the next one in a lane: two processes have measured them."""
-_COLUMNS = 200
+_CHART_COLUMNS = 200
 """The number of columns of the queue's graph."""
 
 
@@ -161,10 +161,10 @@ class Bar(NamedTuple):
     x: float
     width: float
     y: int
-    span: Span
+    span: ReportedSpan
 
 
-class Column(NamedTuple):
+class ChartColumn(NamedTuple):
     """The largest number of waiters during a part of the picture."""
 
     x: float
@@ -174,7 +174,7 @@ class Column(NamedTuple):
     waiting: int
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     """A loss or forced release on the picture."""
 
     x: float
@@ -182,7 +182,7 @@ class Mark(NamedTuple):
     what: str
 
 
-class Tick(NamedTuple):
+class ChartTick(NamedTuple):
     """A moment on the picture; ``anchor`` is the side of its text that is at ``x``."""
 
     x: float
@@ -222,40 +222,40 @@ class Chart:
         return bars
 
     @cached_property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ChartColumn]:
         longest = self.timeline.longest_queue
         columns, start = [], 0
         for waiting, same in groupby(self._lengths()):
             until = start + len(list(same))
             if waiting:
-                height = round(QUEUE * waiting / longest, 1)
-                x, width = self._positioned(100 * start / _COLUMNS, 100 * until / _COLUMNS)
-                columns.append(Column(x, width, self.queue_base - height, height, waiting))
+                height = round(QUEUE_HEIGHT * waiting / longest, 1)
+                x, width = self._positioned(100 * start / _CHART_COLUMNS, 100 * until / _CHART_COLUMNS)
+                columns.append(ChartColumn(x, width, self.queue_base - height, height, waiting))
             start = until
         return columns
 
     def _lengths(self) -> list[int]:
-        lengths = [0] * _COLUMNS
+        lengths = [0] * _CHART_COLUMNS
         for start, until, waiting in self.timeline.queue:
-            first, last = (min(int(_COLUMNS * self._at(at) / 100), _COLUMNS - 1) for at in (start, until))
+            first, last = (min(int(_CHART_COLUMNS * self._at(at) / 100), _CHART_COLUMNS - 1) for at in (start, until))
             # A column shows its longest queue, so that a short one is not lost.
             for column in range(first, last + 1):
                 lengths[column] = max(lengths[column], waiting)
         return lengths
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[ChartMark]:
         found = [(hold.at, "lost") for hold in self.timeline.lost] + [
             (each.at, "freed") for each in self.timeline.freed
         ]
-        return [Mark(self._positioned(x := self._at(at), x)[0], at, what) for at, what in found[-MAX_BARS:]]
+        return [ChartMark(self._positioned(x := self._at(at), x)[0], at, what) for at, what in found[-MAX_BARS:]]
 
     @property
-    def ticks(self) -> list[Tick]:
+    def ticks(self) -> list[ChartTick]:
         """The beginning, the middle and the end."""
         anchors = ((0, "start"), (50, "middle"), (100, "end"))
         start = self.timeline.now - self.window
-        return [Tick(self._positioned(x, x)[0], start + self.window * x / 100, anchor) for x, anchor in anchors]
+        return [ChartTick(self._positioned(x, x)[0], start + self.window * x / 100, anchor) for x, anchor in anchors]
 
     @property
     def text_x(self) -> int:
@@ -270,7 +270,7 @@ class Chart:
     @property
     def queue_base(self) -> int:
         """Below the queue's graph, which is left out if nobody waited."""
-        return self.queue_top + 6 + QUEUE if self.timeline.queue else self.queue_top - _GAP + 8
+        return self.queue_top + 6 + QUEUE_HEIGHT if self.timeline.queue else self.queue_top - _GAP + 8
 
     @property
     def height(self) -> int:

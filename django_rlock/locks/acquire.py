@@ -32,7 +32,7 @@ from django_rlock.settings import QUORUM_KIND, AliasSettings, settings_of
 
 ANSWER_WITHIN = 1.0
 """How long an error waits for the name of the lock's holder, in seconds."""
-SHARED_FOR = 1.0
+NAME_SHARED_FOR = 1.0
 """How long such a name is used for the errors of other callers, in seconds."""
 
 
@@ -129,7 +129,7 @@ def lookup_of(lock: Named) -> HolderLookup:
     held = [hold.owner_id for hold in HOLDS.held_against(lock)]
     key = lock.using, lock.name, lock._kind.scope
     known = WAITS.lookups.get(key)
-    if known is None or known.began < monotonic() - SHARED_FOR or known.held != held:
+    if known is None or known.began < monotonic() - NAME_SHARED_FOR or known.held != held:
         if len(WAITS.lookups) >= MOST_KEPT:
             WAITS.lookups.clear()
         known = WAITS.lookups[key] = HolderLookup(lock, held)

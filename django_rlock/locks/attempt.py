@@ -9,7 +9,7 @@ from django_rlock._core.clock import has_jumped, wall_offset
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import ENDLESS, OK
 from django_rlock._transport.bridges import is_blocked_on_caller, may_be_awaited_later, whereabouts
-from django_rlock._transport.calls import Driver, ScriptCall, Waiter, backoff
+from django_rlock._transport.calls import Driver, QueueWaiter, ScriptCall, backoff
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.one_server import UnconfirmedError
 from django_rlock.exceptions import LockUnavailableError
@@ -31,7 +31,7 @@ command does nothing after acquire has confirmed a later grant."""
 _AGAIN_AFTER = 0.05, 1.0
 """The shortest and the longest pause after a grant that came too late, in seconds."""
 
-LOOK_AGAIN = 1.0
+OWNER_LOOK_AFTER = 1.0
 """After how many seconds a waiting job checks again for a deadlock; the intervals double. A job is the function that a
 thread of a pool executes, or a task that came from another thread. A task that waits for a thread of its process checks
 again, too: at first it may have shared a look at the tasks of its loop that was older than its own bridge."""
@@ -138,7 +138,7 @@ class Attempt(Candidate):
             self.outside, self.ticket = bool(reply[2]), reply[3].decode()
         return False
 
-    def _is_granted(self, waiter: Waiter) -> bool:
+    def _is_granted(self, waiter: QueueWaiter) -> bool:
         """Whether a message proves a grant with enough time left. If in doubt False: then the waiter runs acquire.
 
         docs/design/fair-queue.md proves this, under "When a waiter accepts the message of its grant".
@@ -212,10 +212,10 @@ class Attempt(Candidate):
     def _has_time(self) -> bool:
         return self.until is None or self.driver.now() < self.until
 
-    async def _wait_turn(self, waiter: Waiter, tried: bool) -> bool:
+    async def _wait_turn(self, waiter: QueueWaiter, tried: bool) -> bool:
         self.waits_since = self.driver.now()
         looks_again = refuse_deadlock(self.lock, self.owner, self.until is None)
-        self.look_at = self.waits_since + LOOK_AGAIN if looks_again else math.inf
+        self.look_at = self.waits_since + OWNER_LOOK_AFTER if looks_again else math.inf
         wait = Wait(self.lock, self.owner, self.owner_id, self.waits_since, waiter, self.asker)
         taken = False
         try:
@@ -227,7 +227,7 @@ class Attempt(Candidate):
             if wait.heartbeat_at < math.inf:
                 heartbeat_after(wait, taken)
 
-    async def _try_when_woken(self, waiter: Waiter, wait: Wait, tried: bool) -> bool:
+    async def _try_when_woken(self, waiter: QueueWaiter, wait: Wait, tried: bool) -> bool:
         while tried or not await self.once(waiting=True):
             tried = False
             pause = self._pause(wait)
@@ -239,7 +239,7 @@ class Attempt(Candidate):
                 break
         return True
 
-    async def _sleep(self, waiter: Waiter, pause: float) -> None:
+    async def _sleep(self, waiter: QueueWaiter, pause: float) -> None:
         """Sleep until woken. A holder may begin to wait for the result of a job while the job sleeps here."""
         now = self.driver.now()
         while now + pause > self.look_at:

@@ -39,7 +39,7 @@ from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 logger = logging.getLogger("django_rlock.locks")
 
-SENT_AGAIN = 60.0
+RESENT_FOR = 60.0
 """How long the background thread retries a command, in seconds."""
 REMEMBERED_MS = milliseconds(REMEMBERED)
 
@@ -73,7 +73,7 @@ def retire_copies(counter: Named, call: ScriptCall) -> None:
 
 def retire(counter: Named, call: ScriptCall) -> None:
     """Make a request do nothing from now on. By itself the server remembers only requests that it has executed."""
-    clean_up(counter.using, retire_call(counter, _request_of(call)), monotonic() + SENT_AGAIN)
+    clean_up(counter.using, retire_call(counter, _request_of(call)), monotonic() + RESENT_FOR)
 
 
 def _request_of(call: ScriptCall) -> str:
@@ -160,16 +160,16 @@ class Counter(Handle):
         except LockUnavailableError as error:
             if is_refusal(error):
                 raise
-            clean_up(self.using, call, driver.now() + SENT_AGAIN)
+            clean_up(self.using, call, driver.now() + RESENT_FOR)
             raise LockUnavailableError(
                 self.name,
                 reason=f"it could not be changed: {error.reason}",
-                advice=f"The background thread retries for {SENT_AGAIN:.0f} s; do not repeat the call.",
+                advice=f"The background thread retries for {RESENT_FOR:.0f} s; do not repeat the call.",
                 noun=self.noun,
             ) from error
         except BaseException:
             before()  # the first call may have been interrupted
-            clean_up(self.using, call, driver.now() + SENT_AGAIN)
+            clean_up(self.using, call, driver.now() + RESENT_FOR)
             raise
 
 
@@ -209,7 +209,7 @@ class Request(Named):
     async def retire_copies(self, driver: Driver, taken: bool) -> None:
         """Make late copies of its commands take nothing. If it took permits, the server remembers that already."""
         if not taken:
-            clean_up(self.using, self._kind.leave(self, self.id), driver.now() + SENT_AGAIN)
+            clean_up(self.using, self._kind.leave(self, self.id), driver.now() + RESENT_FOR)
 
 
 async def granted(request: Request, driver: Driver, lease: float, wait: float | None) -> Attempt | None:
@@ -231,7 +231,7 @@ def undo(request: Request, error: BaseException) -> None:
 def give_back(request: Request) -> None:
     """Release, in the background, the permits that a request took or may still take."""
     # The order does not matter: if the request arrives after this, it takes nothing.
-    clean_up(request.using, request._kind.leave(request, request.id), monotonic() + SENT_AGAIN)
+    clean_up(request.using, request._kind.leave(request, request.id), monotonic() + RESENT_FOR)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.attempt import Attempt, pause_before_retry, wait_for_replicas
-from django_rlock.locks.counters import SENT_AGAIN, give_back, granted, hidden_behind, is_refusal, undo
+from django_rlock.locks.counters import RESENT_FOR, give_back, granted, hidden_behind, is_refusal, undo
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.options import MILLISECOND, UNSET, Duration, duration, unknown_argument
@@ -386,7 +386,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
     def _release_later(self, permit: Permit) -> None:
         """Let the background thread release a permit."""
         _forget(self._holds_of(permit.ids))
-        clean_up(self.using, self._release_call(permit.ids), monotonic() + SENT_AGAIN)
+        clean_up(self.using, self._release_call(permit.ids), monotonic() + RESENT_FOR)
         permit.given_back = True
 
     def _release_call(self, ids: tuple[str, ...]) -> ScriptCall:
@@ -436,7 +436,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
                 _note_lease(hold, permit, call.sent_at, lasts)
         except BaseException as error:
             if not is_refusal(error):
-                clean_up(self.using, settle(), driver.now() + SENT_AGAIN)
+                clean_up(self.using, settle(), driver.now() + RESENT_FOR)
             if hold is not None and terms is not None:
                 hold.restore(terms)
                 hold.deadline = min(hold.deadline, started + lasts)

@@ -48,7 +48,7 @@ _LOOK_AT = 500
 """How many locks one command checks."""
 _REGULAR = 0.8
 """A heartbeat planned sooner than this share of the pause was planned for the end of the holder's lease."""
-_TOGETHER = 1 / 6
+_BEATEN_TOGETHER = 1 / 6
 """Locks that are due within this share of the shortest pause are handled in one round."""
 
 
@@ -152,7 +152,7 @@ class Heartbeats:
         if not self._due or self._due[0][0] > now:
             return due
         not_yet = []
-        while self._due and self._due[0][0] <= now + self._shortest_pause * _TOGETHER:
+        while self._due and self._due[0][0] <= now + self._shortest_pause * _BEATEN_TOGETHER:
             entry = heapq.heappop(self._due)
             at, _, key = entry
             group = self._groups.get(key)

@@ -70,7 +70,7 @@ S = TypeVar("S", bound="AbstractLock")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PATIENCE = 1.0
+NAMED_PATIENCE = 1.0
 """How long a call waits at least for an earlier call that does not sleep, in seconds: that call takes the time of a
 command."""
 _PAUSES = 0.001, 0.02
@@ -99,7 +99,7 @@ class QueuedCall:
             return True
         # A signal handler would wait here for the call that it interrupts.
         refuse_nested(lock)
-        patient_until, pause = driver.now() + PATIENCE, _PAUSES[0]
+        patient_until, pause = driver.now() + NAMED_PATIENCE, _PAUSES[0]
         while not self._is_first():
             now = driver.now()
             if until is not None and now >= until and (now >= patient_until or self._is_waited_for()):

@@ -177,16 +177,16 @@ def checked_owner(value: object) -> str:
     return owner
 
 
-MOST = 2**31 - 1
+MOST_PERMITS = 2**31 - 1
 """The largest number, as in Redisson."""
 
 
 def checked_number(argument: str, value: int, least: int = 0) -> int:
-    """Return the number, if it is between ``least`` and MOST."""
+    """Return the number, if it is between ``least`` and MOST_PERMITS."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{argument} must be a whole number, not {value!r}.")
-    if not least <= value <= MOST:
-        raise ValueError(f"{argument} must be a whole number from {least} to {MOST}, not {value!r}.")
+    if not least <= value <= MOST_PERMITS:
+        raise ValueError(f"{argument} must be a whole number from {least} to {MOST_PERMITS}, not {value!r}.")
     return value
 
 

@@ -27,7 +27,7 @@ from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 Preference = Literal["writer"] | None
 
 
-class Side(Kind["_Side"]):
+class SideKind(Kind["_Side"]):
     """The common part of both sides of a read-write lock."""
 
     def channel(self, lock: _Side) -> str:
@@ -56,7 +56,7 @@ class Side(Kind["_Side"]):
         return None if hold is None or hold.is_lost(now) else hold
 
 
-class Reading(Side):
+class Reading(SideKind):
     """Many owners at once. If one may read, all may."""
 
     scope = "read"
@@ -103,7 +103,7 @@ class Reading(Side):
         return left
 
 
-class Writing(Side):
+class Writing(SideKind):
     """One owner, whose waiters may keep new readers out."""
 
     scope = "write"

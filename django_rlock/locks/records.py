@@ -24,7 +24,7 @@ from django_rlock.locks.kinds import RENEW, Named
 from django_rlock.locks.places import PLACES
 
 if TYPE_CHECKING:
-    from django_rlock._transport.calls import Waiter
+    from django_rlock._transport.calls import QueueWaiter
 
 context: ContextVar[Work | None] = ContextVar("rlock_context", default=None)
 """The current work, for reports: route and user of a request, name and id of a task."""
@@ -305,7 +305,7 @@ class Wait:
         "since",
     )
 
-    def __init__(self, lock: Named, owner: Owner, owner_id: str, now: float, waiter: Waiter, asker: str) -> None:
+    def __init__(self, lock: Named, owner: Owner, owner_id: str, now: float, waiter: QueueWaiter, asker: str) -> None:
         self.key = key_of(lock, owner)
         self.lock = lock
         self.owner_id = owner_id

@@ -320,7 +320,7 @@ ROUNDING = 0.002
 REFUSED = 10.0
 """How long nodes refuse an owner that has released, in seconds: longer than a server stalls without losing connections.
 A node that has not replied yet may execute the acquire after the release, if they came over two connections."""
-_BACKOFF = 0.005, 0.5
+_VOTE_BACKOFF = 0.005, 0.5
 
 
 class Majority(Kind["RedLock"]):
@@ -402,7 +402,7 @@ class Majority(Kind["RedLock"]):
 
     def pauses(self, lock: RedLock, left_ms: int, tries: int) -> tuple[float, float]:
         # Jitter, so that clients that have split the votes do not collide again.
-        return backoff(tries, *_BACKOFF), math.inf
+        return backoff(tries, *_VOTE_BACKOFF), math.inf
 
     def drift(self, lock: RedLock, lease: float) -> float:
         return lease * settings_of(lock.using).clock_drift + ROUNDING

@@ -193,10 +193,10 @@ def released_when_dropped(exit_block: Method) -> Method:
 
     A lock with ``owner=`` is not released, because other threads may have entered blocks under the same name.
     """
-    return cast("Method", _ExitMethod(exit_block))
+    return cast("Method", _BlockExit(exit_block))
 
 
-class _ExitMethod:
+class _BlockExit:
     _has_lock: bool
 
     def __init__(self, exit_block: Callable[..., object]) -> None:
@@ -217,10 +217,10 @@ class _ExitMethod:
 
 def left_by_its_owner(exit_block: Method) -> Method:
     """Pass the ``owner`` that enters the block to an ``__aexit__``."""
-    return cast("Method", _AsyncExitMethod(exit_block))
+    return cast("Method", _AsyncBlockExit(exit_block))
 
 
-class _AsyncExitMethod:
+class _AsyncBlockExit:
     def __init__(self, exit_block: Callable[..., object]) -> None:
         self._exit_block = exit_block
 

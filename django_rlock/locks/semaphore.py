@@ -17,7 +17,7 @@ from django_rlock.exceptions import LockTimeoutError
 from django_rlock.locks.attempt import wait_for_replicas
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
-    SENT_AGAIN,
+    RESENT_FOR,
     Counter,
     Request,
     Requests,
@@ -31,7 +31,7 @@ from django_rlock.locks.counters import (
 from django_rlock.locks.kinds import Kind, call_for, retire_call, settled_keys
 from django_rlock.locks.options import (
     MILLISECOND,
-    MOST,
+    MOST_PERMITS,
     RELEASE_PATIENCE,
     UNSET,
     Duration,
@@ -82,7 +82,8 @@ class BaseSemaphore(Counter):
         await self._add_permits(awaited_driver(self), permits)
 
     async def _add_permits(self, driver: Driver, permits: int) -> None:
-        if await self._change_number(driver, scripts.SEMAPHORE_ADD, checked_number("permits", permits, -MOST)) == -1:
+        more = checked_number("permits", permits, -MOST_PERMITS)
+        if await self._change_number(driver, scripts.SEMAPHORE_ADD, more) == -1:
             raise self._too_many()
 
     def available_permits(self) -> int:
@@ -122,7 +123,7 @@ class BaseSemaphore(Counter):
         return self._call(script, all_keys, request, permits, REMEMBERED_MS, *rest)
 
     def _too_many(self) -> ValueError:
-        return ValueError(f"Semaphore {self.name!r} cannot have more than {MOST} permits; nothing was changed.")
+        return ValueError(f"Semaphore {self.name!r} cannot have more than {MOST_PERMITS} permits; nothing was changed.")
 
 
 class Semaphore(BaseSemaphore):
@@ -178,7 +179,7 @@ class Semaphore(BaseSemaphore):
     ) -> bool:
         wait = self._wait_seconds(blocking, wait_time, unknown)
         until = give_up_at = None if wait is None else driver.now() + wait
-        request = _Acquire(self, checked_number("permits", permits))  # refuses an alias with NODES
+        request = _AcquirePermits(self, checked_number("permits", permits))  # refuses an alias with NODES
         while permits:
             try:
                 attempt = await granted(request, driver, REMEMBERED, wait)
@@ -189,7 +190,7 @@ class Semaphore(BaseSemaphore):
                 give_up_at = give_up_at or driver.now() + PATIENCE
                 await wait_for_replicas(error, driver, give_up_at)
                 wait = None if until is None else max(until - driver.now(), 0.0)
-                request = _Acquire(self, permits)
+                request = _AcquirePermits(self, permits)
                 continue
             return attempt is not None
         return True
@@ -239,7 +240,7 @@ class Semaphore(BaseSemaphore):
     ) -> None:
         if must_not_block():  # a generator that other code entered is dropped here
             call = self._request_call(scripts.SEMAPHORE_RELEASE, 1, 0)
-            clean_up(self.using, call, monotonic() + SENT_AGAIN)
+            clean_up(self.using, call, monotonic() + RESENT_FOR)
         else:
             run_flow(self._exit, (blocking_driver(self), error))
 
@@ -280,7 +281,7 @@ def timed_out(semaphore: BaseSemaphore, waited: float) -> LockTimeoutError:
     return LockTimeoutError(semaphore.name, waited=waited, holder=holder, noun=semaphore.noun)
 
 
-class _Permits(Requests):
+class _PlainPermits(Requests):
     def acquire(
         self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
@@ -299,13 +300,13 @@ class _Permits(Requests):
         return call_for(lock, scripts.SEMAPHORE_LEAVE, asker, lock.permits, REMEMBERED_MS, taken, all_keys=all_keys)
 
 
-class _Acquire(Request):
+class _AcquirePermits(Request):
     """A request for permits without ids."""
 
     __slots__ = ("taken", "tried")
 
     kind = Semaphore.kind
-    _kind = _Permits()
+    _kind = _PlainPermits()
 
     def __init__(self, semaphore: Counter, permits: int) -> None:
         super().__init__(semaphore, permits)

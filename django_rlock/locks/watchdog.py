@@ -33,7 +33,7 @@ logger = logging.getLogger("django_rlock.watchdog")
 
 REMEMBER_LOST = 60.0
 """How long a lost hold outside a block is remembered, in seconds, so that its release can report the loss."""
-TOGETHER = 1 / 12
+RENEWED_TOGETHER = 1 / 12
 """Holds that are due within this share of the watchdog time are renewed in one round."""
 PAUSE = 1 / 300
 """The pause between two rounds of renewals that are not late, as a share of the watchdog time."""
@@ -118,7 +118,7 @@ class Renewals:
         if first_due > now:
             return []
         timeout = get_settings(self._worker.using).watchdog_timeout
-        horizon = now + TOGETHER * timeout
+        horizon = now + RENEWED_TOGETHER * timeout
         most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
         due: list[Hold] = []
         while self._due and self._due[0][0] <= horizon and len(due) < most:

@@ -83,7 +83,7 @@ def run_locked(
     case, when the lock is taken, Redis is unreachable, or the lock was lost meanwhile. A failed release is only logged,
     because the work is done.
     """
-    section = _Section(terms.lock(on_lost))
+    section = _CommandSection(terms.lock(on_lost))
     try:
         with section:
             return body(section.lock)
@@ -110,7 +110,7 @@ def _refusal(error: RLockError, terms: Terms) -> CommandError:
     return CommandError(str(error), returncode=LOST if isinstance(error, LockLostError) else UNAVAILABLE)
 
 
-class _Section:
+class _CommandSection:
     """The lock around a body. ``failure`` is the error if it could not be taken, or was lost."""
 
     __slots__ = ("failure", "lock")

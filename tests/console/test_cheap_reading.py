@@ -82,7 +82,7 @@ def test_what_a_process_has_on_two_servers_is_kept_apart(
 
 
 def test_what_is_kept_between_readings_is_bounded(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_KEPT", 20)
+    monkeypatch.setattr(documents, "MAX_KEPT_FIELDS", 20)
     plant_locks(redis_client, 120, 12)
     assert len(list(iter_locks())) == 120
     assert sum(len(parsed.entries) for parsed in documents._known.value.values()) <= 20 + 10

@@ -13,7 +13,7 @@ from django_rlock import rlock
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
-from django_rlock.console.history import MAX_JSON, Span, Work, read_history
+from django_rlock.console.history import MAX_HISTORY_JSON, GroupWork, ReportedSpan, read_history
 from django_rlock.console.timeline import read_timeline
 from django_rlock.inspection import LockInfo, force_release, iter_locks
 from django_rlock.locks.base import BaseLock
@@ -39,7 +39,7 @@ def take(*locks: BaseLock) -> None:
             pass
 
 
-def work(past: Past) -> dict[str, Work]:
+def work(past: Past) -> dict[str, GroupWork]:
     return {each.label: each for each in past.written().work}
 
 
@@ -126,7 +126,7 @@ def test_any_number_of_names_makes_a_history_of_bounded_size(past: Past, redis_c
     assert len(found.work) == MAX_GROUPS + 1
     assert sum(each.acquired for each in found.work) == MAX_GROUPS + 50
     assert len(found.events) == MAX_EVENTS
-    assert redis_client.strlen(keys.history_key(client_id())) < MAX_JSON
+    assert redis_client.strlen(keys.history_key(client_id())) < MAX_HISTORY_JSON
 
 
 def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
@@ -174,7 +174,7 @@ def listeners(client: redis.Redis) -> int:
     return int(count)
 
 
-def _events() -> list[Span]:
+def _events() -> list[ReportedSpan]:
     return list(read_history().events)
 
 

@@ -164,7 +164,7 @@ def test_unreported_changes_are_shown_within_five_seconds(
 def test_not_all_that_was_ever_read_is_kept(
     operator: Client, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "MAX_KEPT", 10)
+    monkeypatch.setattr(survey, "MAX_KEPT_LOCKS", 10)
     plant(redis_client, 120)
     for page in (1, 2, 3):
         operator.get(f"{LIST}?p={page}")

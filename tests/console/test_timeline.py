@@ -13,7 +13,7 @@ from django_rlock import rlock
 from django_rlock._monitoring import documents, recorder
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
-from django_rlock.console.timeline import MAX_JSON, MAX_SHOWN, WINDOWS, Chart, Timeline, read_timeline
+from django_rlock.console.timeline import MAX_SHOWN, MAX_TIMELINE_JSON, WINDOWS, Chart, Timeline, read_timeline
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import force_release, lock_info
 from tests.console.past import Past, working_on
@@ -133,7 +133,7 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     key = keys.recent_key(client_id())
     fields = redis_client.hgetall(key)
     assert len([field for field in fields if field.startswith("lock ")]) == recorder.MAX_LOCKS
-    assert max(map(len, fields.values())) < MAX_JSON
+    assert max(map(len, fields.values())) < MAX_TIMELINE_JSON
     assert 80_000 < redis_client.ttl(key) <= 86_400
     found = read_timeline("default", "30", None)
     assert len(found.waits) == documents.MAX_WAITS

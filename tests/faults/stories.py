@@ -36,7 +36,7 @@ from django_rlock.locks.expirable import Permit
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW, leave_javas_call, retire_call
 from django_rlock.locks.redlock import RedLock
-from django_rlock.locks.semaphore import _Acquire
+from django_rlock.locks.semaphore import _AcquirePermits
 from tests.background import settle, until_renewed
 from tests.eventually import UNTIL_SERVED
 
@@ -407,7 +407,7 @@ STORIES |= {
 def leave_semaphore(strike: Strike) -> None:
     """A request that took a permit is given up; others take some later."""
     set_number(3)
-    request = _Acquire(Semaphore("printers"), 1)
+    request = _AcquirePermits(Semaphore("printers"), 1)
     send(request._kind.acquire(request, request.id, 1, 120, False))
     strike()
     send(request._kind.leave(request, request.id))

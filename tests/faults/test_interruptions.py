@@ -33,7 +33,7 @@ from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.servers import server
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
-from django_rlock.management import _Section as Section
+from django_rlock.management import _CommandSection as Section
 from tests.background import look_at, settle, until_clean
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.interrupting import (

@@ -361,7 +361,7 @@ def test_clean_up_of_what_may_not_come_again_comes_once(redis_client):
 
 def test_clean_up_waits_for_its_server_and_is_bounded(own_server, monkeypatch, caplog):
     own = own_server()
-    monkeypatch.setattr("django_rlock._transport.worker.MOST", 5)
+    monkeypatch.setattr("django_rlock._transport.worker.MOST_CLEAN_UPS", 5)
     its = worker("default").jobs[CleanUps]
     own.kill()
     for number, call in enumerate(calls(8)):

@@ -97,7 +97,7 @@ def test_success_that_cannot_be_forgotten_at_once_is_forgotten_later(reject, pro
     rules: list[Any] = []
 
     def cut() -> None:
-        monkeypatch.setattr(deliveries, "PATIENCE", 0.1)
+        monkeypatch.setattr(deliveries, "DELIVERY_PATIENCE", 0.1)
         rules.extend(proxy.cut_before(scripts.TASK_DONE) for _ in range(1000))
 
     reject(cut)

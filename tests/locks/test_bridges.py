@@ -405,7 +405,7 @@ def test_a_job_for_whose_result_the_holder_waits(lock, way):
 
 
 def test_a_job_for_whose_result_the_holder_waits_later(lock, monkeypatch):
-    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
     with ThreadPoolExecutor(1) as executor, lock:
         waiting = executor.submit(enter, lock)
         eventually(WAITS.snapshot)
@@ -414,7 +414,7 @@ def test_a_job_for_whose_result_the_holder_waits_later(lock, monkeypatch):
 
 
 def test_a_coroutine_for_whose_result_the_holder_waits_later(lock, monkeypatch):
-    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
     with loop_of_another_thread() as loop, lock:
         waiting = asyncio.run_coroutine_threadsafe(aenter(lock), loop)
         eventually(WAITS.snapshot)
@@ -424,7 +424,7 @@ def test_a_coroutine_for_whose_result_the_holder_waits_later(lock, monkeypatch):
 
 def test_a_job_for_whose_result_the_holder_waits_for_a_while(redis_client, monkeypatch):
     """It goes on then."""
-    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
     with ThreadPoolExecutor(1) as executor:
         with FairLock("stock:42"):
             waiting = executor.submit(enter, FairLock("stock:42"))
@@ -435,7 +435,7 @@ def test_a_job_for_whose_result_the_holder_waits_for_a_while(redis_client, monke
 
 def test_a_job_for_whose_result_another_thread_waits(redis_client, monkeypatch):
     """The holder waits for another result."""
-    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
     other: Future[None] = Future()
     with ThreadPoolExecutor(2) as executor:
         with FairLock("stock:42"):
@@ -487,13 +487,13 @@ def test_tasks_that_wait_for_a_thread_share_a_look_at_the_tasks_of_their_loop(re
     with held_by_a_thread("stock:42"):
         for _ in range(2):
             asyncio.run(main())
-    assert len(looks) <= 2 + (monotonic() - began) / bridges.SHARED_FOR
+    assert len(looks) <= 2 + (monotonic() - began) / bridges.LOOK_SHARED_FOR
     assert len({*looks}) == 2
 
 
 def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_the_look(redis_client, monkeypatch):
-    monkeypatch.setattr(attempt, "LOOK_AGAIN", 0.01)
-    monkeypatch.setattr(bridges, "SHARED_FOR", 0.02)
+    monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
+    monkeypatch.setattr(bridges, "LOOK_SHARED_FOR", 0.02)
 
     def enter_in_a_task_of_the_loop() -> None:
         with FairLock("stock:42"), refused():

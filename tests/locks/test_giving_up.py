@@ -27,7 +27,7 @@ def lookups(monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(INSPECTOR, "holder", note)
     monkeypatch.setattr(acquire, "ANSWER_WITHIN", UNTIL_SERVED)
-    monkeypatch.setattr(acquire, "SHARED_FOR", UNTIL_SERVED)
+    monkeypatch.setattr(acquire, "NAME_SHARED_FOR", UNTIL_SERVED)
     yield made, go_on
     go_on.set()
 

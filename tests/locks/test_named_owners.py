@@ -101,7 +101,7 @@ async def test_nobody_is_inside_what_was_given_back_while_it_was_entered(
     binding, one_kind, proxy, redis_client, monkeypatch
 ):
     """A release waits for a call under its name, but not for ever: here until the reply to that is overdue."""
-    monkeypatch.setattr(mutex, "PATIENCE", 0.0)
+    monkeypatch.setattr(mutex, "NAMED_PATIENCE", 0.0)
     lock = one_kind("stock:42", owner=NAME)
     await binding.acquire(lock)
     reply = proxy.hold_reply(ACQUIRE[lock.kind])

@@ -224,7 +224,7 @@ async def test_acquire_is_sent_again_only_while_the_server_knows_it(
 
 def test_request_is_known_until_nobody_sends_it_again():
     """An acquire, until its wait ends with an error, and then what undoes it."""
-    assert counters.Requests.patience + counters.SENT_AGAIN < calls.REMEMBERED
+    assert counters.Requests.patience + counters.RESENT_FOR < calls.REMEMBERED
 
 
 REQUESTS = "rlock_requests:{rlock:printers}"

@@ -991,7 +991,7 @@ def race(settings, setting, node_rate, client_rate):
 
 @pytest.mark.parametrize("rate_error", [0.02, 0.05, 0.1])
 def test_p16_the_drift_is_exact(rate_error, settings, monkeypatch):
-    monkeypatch.setattr(redlock, "_BACKOFF", (0.0002, 0.0002))
+    monkeypatch.setattr(redlock, "_VOTE_BACKOFF", (0.0002, 0.0002))
     monkeypatch.setattr(redlock, "ROUNDING", 0.0)
     monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)  # of P2, with the rounding
     assert not overlaps(settings, rate_error, 1.0)

@@ -9,7 +9,7 @@ from tests.eventually import PATIENCE, eventually
 
 def test_what_waits_behind_a_slow_callback_is_bounded(monkeypatch, caplog):
     """What is dropped is counted, and logged once the slow one has returned."""
-    monkeypatch.setattr(callbacks, "MOST", 3)
+    monkeypatch.setattr(callbacks, "MOST_POSTED", 3)
     begun, goes_on, called = threading.Event(), threading.Event(), list[int]()
 
     def slow() -> None:

@@ -246,14 +246,14 @@ def test_runners() -> None:
     assert {name for name, _ in found} >= foreign.RUNNERS
 
 
-def test_scopes() -> None:
+def test_cancel_scopes() -> None:
     async def main() -> str:
         with anyio.fail_after(60) as scope:
             await anyio.lowlevel.checkpoint()
             assert scope.deadline > 0
             return type(scope).__module__
 
-    assert anyio.run(main) in foreign.SCOPES
+    assert anyio.run(main) in foreign.CANCEL_SCOPES
 
 
 def test_local() -> None:

@@ -24,7 +24,7 @@ from django_rlock.exceptions import QuorumNotReachedError
 from django_rlock.settings import get_settings
 
 _BATCH = 100
-_BACKOFF = 0.01, 0.5
+_QUORUM_BACKOFF = 0.01, 0.5
 
 
 class Quorum(Topology):
@@ -64,7 +64,7 @@ class Quorum(Topology):
                 self._cut_off_since = self._refused_since = None
                 self._reasons.clear()
                 return reply
-            await self.sleep(backoff(tries, *_BACKOFF))
+            await self.sleep(backoff(tries, *_QUORUM_BACKOFF))
 
     def _give_up_at(self, call: QuorumCall, until: float | None) -> float:
         if until is None:

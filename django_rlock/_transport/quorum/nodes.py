@@ -32,7 +32,7 @@ ASK_WHO_IT_IS = pack_command("INFO", "server")
 POLLIN = getattr(select, "POLLIN", 1)
 
 
-class _Poll:
+class _SelectPoll:
     """The part of ``select.poll`` that sessions use, in a process where eventlet has removed that."""
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class _Poll:
 
 
 def new_poll() -> Any:
-    return getattr(select, "poll", _Poll)()
+    return getattr(select, "poll", _SelectPoll)()
 
 
-LOOK_AGAIN = 0.5
+NODES_LOOK_EVERY = 0.5
 """How often a connection to a node that is down is tried, in seconds."""
 
 
@@ -185,7 +185,7 @@ class NodeSet:
 
     def _visit_while_needed(self, node: int) -> None:
         while self._needs_visits(node):
-            time.sleep(LOOK_AGAIN)
+            time.sleep(NODES_LOOK_EVERY)
             if self.is_closed:  # by now the node's alias may be another server's
                 return
             try:

@@ -26,7 +26,7 @@ from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, POLLIN, new_poll
 from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again
 
 
-class _Slot:
+class _NodeSlot:
     """Hands the reply of one node to the session that sent the call."""
 
     __slots__ = ("call", "connection", "node", "session")
@@ -59,7 +59,7 @@ class TaskSession:
         self._loop = asyncio.get_running_loop()
         self._connections: list[TaskConnection | None] = []
         self._down: dict[int, Exception] = {}
-        self._awaited: set[_Slot] = set()
+        self._awaited: set[_NodeSlot] = set()
         self._to_repeat: dict[int, list[QuorumCall]] = {}
         self._asked_again: set[int] = set()
         self._connecting: list[asyncio.Task[None]] = []
@@ -82,14 +82,14 @@ class TaskSession:
 
     def _send(self, node: int, call: QuorumCall, packed: bytes, expected: tuple[bytes, Script]) -> None:
         connection = self._connections[node]
-        slot = _Slot(node, connection, call, self)
+        slot = _NodeSlot(node, connection, call, self)
         self._awaited.add(slot)
         if connection is not None and connection.is_open:
             connection.send(packed, expected, slot)
         else:
             slot.set_result(self._down.get(node) or RedisConnectionError("Its connection broke"))
 
-    def hear(self, slot: _Slot, reply: list[Any] | Exception) -> None:
+    def hear(self, slot: _NodeSlot, reply: list[Any] | Exception) -> None:
         """Take a reply from a connection. It is counted here, so that the task is woken once, when enough have come."""
         answer = Answer(slot.node, slot.call, reply)
         if self._count is None:
@@ -104,7 +104,7 @@ class TaskSession:
         if enough or not (self._awaited or self._to_repeat):
             self._end()
 
-    def hear_failure(self, slot: _Slot, reply: Exception) -> None:
+    def hear_failure(self, slot: _NodeSlot, reply: Exception) -> None:
         """The same for an error: repeat the call if that may help."""
         if isinstance(reply, ErrorReply):
             if str(reply).startswith("NOSCRIPT"):
@@ -118,14 +118,14 @@ class TaskSession:
         if not self._will_ask_again(slot, reply):
             self.hear(slot, reply)
 
-    def _send_source(self, slot: _Slot) -> None:
+    def _send_source(self, slot: _NodeSlot) -> None:
         nonce = next_nonce()
         if slot.connection is not None and slot.connection.is_open:
             slot.connection.send(pack(slot.call, nonce, with_source=True), (nonce, slot.call.script), slot)
         else:
             slot.set_result(RedisConnectionError("Its connection broke"))
 
-    def _will_ask_again(self, slot: _Slot, error: Exception) -> bool:
+    def _will_ask_again(self, slot: _NodeSlot, error: Exception) -> bool:
         """Note a call whose connection broke, or was refused; whether it will be sent over a new one, once in a
         session. Meanwhile the other nodes vote."""
         if slot not in self._awaited:  # it was noted before, or the session is over

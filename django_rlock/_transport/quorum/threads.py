@@ -25,7 +25,7 @@ from django_rlock._transport.quorum.nodes import ASK_WHO_IT_IS, POLLIN, new_poll
 from django_rlock._transport.quorum.votes import Answer, Count, QuorumCall, may_ask_again
 from django_rlock.exceptions import RLockError
 
-_LOOK_AGAIN = 0.001
+_POLL_EVERY = 0.001
 """The interval at which a session checks whether a new connection is open, in seconds."""
 
 
@@ -163,7 +163,7 @@ class ThreadSession:
                 return
             # A process that stalled until now did not make the replies late that have arrived meanwhile.
             left = self._until - monotonic()
-            arrived = self._poll.poll(max(math.ceil(1000 * (min(left, _LOOK_AGAIN) if self._to_repeat else left)), 0))
+            arrived = self._poll.poll(max(math.ceil(1000 * (min(left, _POLL_EVERY) if self._to_repeat else left)), 0))
             if left <= 0 and not arrived:
                 return
             for fileno, _ in arrived:

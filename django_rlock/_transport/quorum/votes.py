@@ -30,7 +30,7 @@ class NodeRestartedError(RedisError):
 UNMARKED = b"", math.inf
 
 
-class _Seen:
+class _SeenNode:
     """A node's run id, and the mark of its data with the monotonic time at which this process first saw it."""
 
     __slots__ = ("mark", "run_id")
@@ -62,7 +62,7 @@ class Restarts:
         self._longest_ms = round(1000 * quarantine)
         self._slowness = 1 + clock_drift  # of the server's clock
         self.quarantine = quarantine * self._slowness
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _SeenNode] = {}
 
     def meet(self, node: int, run_id: str) -> None:
         """Record the server that a new connection leads to.
@@ -72,7 +72,7 @@ class Restarts:
         seen = self._seen.get(node)
         if seen is None or seen.run_id != run_id:
             self._refuse_twins(node, run_id)
-            self._seen[node] = _Seen(run_id)
+            self._seen[node] = _SeenNode(run_id)
 
     def learn(self, longest_ms: int) -> None:
         """Wait for the leases of others, too: ``longest_ms`` is the longest quarantine of all who use a node."""

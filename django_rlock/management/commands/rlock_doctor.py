@@ -128,11 +128,11 @@ def _messages() -> Iterator[CheckMessage]:
 
 # Java clients of other systems may use the same server, so a finding is a warning only if it is an error in any system.
 
-_QUEUE = "redisson_lock_queue:"
+_JAVA_QUEUE = "redisson_lock_queue:"
 _RIGHTS = "Grant +client|list +pubsub +scan +llen +lindex to check it; locks do not need them."
 _SCANNED = 200
 """The highest number of SCAN calls to a server, of 1,000 keys each."""
-_NAMED = 5
+_NAMES_SHOWN = 5
 """The highest number of names in a text."""
 
 
@@ -153,10 +153,10 @@ def diagnose_java(alias: str) -> Iterator[Finding]:
                 yield Finding(alias, server, f"java {check}", level, text, advice)
 
 
-_Seen = tuple[Level, str, str]
+_Observation = tuple[Level, str, str]
 
 
-def _versions(client: redis.Redis, _alias: str) -> _Seen:
+def _versions(client: redis.Redis, _alias: str) -> _Observation:
     found = Counter(
         f"{each['lib-name']} {each.get('lib-ver', '')}".strip()
         for each in client.client_list()
@@ -167,7 +167,7 @@ def _versions(client: redis.Redis, _alias: str) -> _Seen:
     return "ok", ", ".join(f"{library} ({number} connections)" for library, number in sorted(found.items())), ""
 
 
-def _subscribers(client: Any, alias: str) -> _Seen:
+def _subscribers(client: Any, alias: str) -> _Observation:
     """The subscribers of Redisson's channels that are not processes of this package."""
     # Our processes mark a subscription to such a channel by a second one, in a cluster on a sharded channel.
     count_marks = client.pubsub_shardnumsub if is_cluster(alias) else client.pubsub_numsub
@@ -197,7 +197,7 @@ def _others(
     return {name: number - marks for name, (_, number), (_, marks) in counts if number > marks}
 
 
-def _doubled_names(client: redis.Redis, alias: str) -> _Seen:
+def _doubled_names(client: redis.Redis, alias: str) -> _Observation:
     prefix = get_settings(alias).key_prefix
     if not prefix:
         return "ok", "KEY_PREFIX is empty, so names have no prefix", ""
@@ -208,15 +208,15 @@ def _doubled_names(client: redis.Redis, alias: str) -> _Seen:
     return "warning", f"keys begin with {prefix + prefix!r}: {_some(doubled)}", advice
 
 
-def _fair_waiters(client: Any, alias: str) -> _Seen:
+def _fair_waiters(client: Any, alias: str) -> _Observation:
     prefix = get_settings(alias).key_prefix
     # The entry of our own waiters is before Java's.
     lengths = {
-        key: client.llen(key) - (_text(client.lindex(key, 0)) == JAVA_QUEUE_ENTRY) for key in _scan(client, _QUEUE)
+        key: client.llen(key) - (_text(client.lindex(key, 0)) == JAVA_QUEUE_ENTRY) for key in _scan(client, _JAVA_QUEUE)
     }
     queues = {key: length for key, length in lengths.items() if length}
     text = f"{sum(queues.values())} wait in {len(queues)} queues of Redisson's fair lock"
-    unmapped = [key for key in queues if not key.removeprefix(_QUEUE).lstrip("{").startswith(prefix)]
+    unmapped = [key for key in queues if not key.removeprefix(_JAVA_QUEUE).lstrip("{").startswith(prefix)]
     if not unmapped:
         return "ok", text, ""
     advice = (
@@ -238,8 +238,8 @@ def _scan(client: Any, prefix: str) -> list[str]:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from django_rlock._core.text import printable
-from django_rlock.console.history import Span
+from django_rlock.console.history import ReportedSpan
 from django_rlock.console.inspection import find_named, holder_stack, number_at
 from django_rlock.console.reading import listed_aliases
 from django_rlock.console.survey import HEADINGS
@@ -98,7 +98,7 @@ def _timeline_lines(timeline: Timeline, within: int | None) -> Iterator[str]:
     yield table(headings, map(_past, timeline.listed), within)
 
 
-def _past(past: Span) -> list[object]:
+def _past(past: ReportedSpan) -> list[object]:
     if past.what != "freed":
         return [clock_text(past.at), past.verb, duration_text(past.seconds), *_party(past), past.reason or "–"]
     reason = ": ".join(filter(None, [past.by, past.reason])) or "–"

@@ -33,7 +33,7 @@ from django_rlock.management.output import (
     unread,
 )
 
-_SCANNED = " --scan also finds locks that no report names, and free locks for which messages are queued."
+_SCAN_HINT = " --scan also finds locks that no report names, and free locks for which messages are queued."
 
 
 class Command(ShellCommand):
@@ -97,7 +97,7 @@ class Command(ShellCommand):
         if errors:
             raise unread(errors)
         if not locks:
-            raise CommandError(f"No lock matches.{'' if scan else _SCANNED}", returncode=NOTHING_MATCHED)
+            raise CommandError(f"No lock matches.{'' if scan else _SCAN_HINT}", returncode=NOTHING_MATCHED)
 
     def _list_queued(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         if format == "csv":
