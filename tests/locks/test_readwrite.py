@@ -581,10 +581,11 @@ def test_readers_wake_when_the_last_writer_is_cancelled(redis_client):
 @pytest.mark.lengthy
 async def test_writer_that_died_keeps_readers_out_for_its_alive_time_only(binding, own_server, settings):
     server = own_server()
-    settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}
+    options = {"WAITER_ALIVE_TIME": 3, "CLAIM_TIME": 1}  # so long that no busy machine ends it
+    settings.RLOCK = {"default": options}
     holder = read_lock(owner="holder")
     await binding.acquire(holder)
-    with ClientProcess(server.url, {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}) as writer, server.client() as client:
+    with ClientProcess(server.url, options) as writer, server.client() as client:
         writer.begin("lock('prices', 'write', prefer='writer').acquire()")
         await binding.until(lambda: client.exists(WRITERS))
         mark = client.zrange(WRITERS, 0, -1, withscores=True)[0][1]
