@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_fork
+from django_rlock._core.threads import snapshot
 from django_rlock._redis.keys import WRITER
 from django_rlock.locks.infos import Party
 from django_rlock.locks.records import Route
@@ -295,7 +296,7 @@ def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, En
 
 def limit_memory() -> None:
     """Forget the parsed reports if there are too many. As this counts all of them, it is called once for a reading."""
-    if sum(len(each.entries) for each in _known.value.copy().values()) > MAX_KEPT_FIELDS:
+    if sum(len(each.entries) for each in snapshot(_known.value.values())) > MAX_KEPT_FIELDS:
         _known.value.clear()
 
 
