@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -64,8 +64,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         else _error("E001", str(error), "Correct RLOCK or CACHES.")
         for error in refusals
     ]
-    doubts = (found for alias in usable for found in _doubts(get_settings(alias)))
-    return [*errors, *([] if errors else _no_default()), *_different_twins(usable), *doubts]
+    return [*errors, *([] if errors else _no_default()), *_breaches(usable, for_deployments=False)]
 
 
 def check_deployment(**_: Any) -> list[CheckMessage]:
@@ -73,14 +72,12 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
 
     W004: the locks' database is also used by a cache, which may be cleared. W005: a reply may take too long. W006:
     uWSGI runs no threads. W009: locks are on a server of this machine. W011: other users may replace the folder of that
-    server. W014: a file of TLS cannot be read. E003: locks are in each process's memory. E004: W010, where it is an
-    error.
+    server. W014: a file of TLS cannot be read. E003: locks are in each process's memory. E004: W010, as an error.
     """
     usable, refusals = _examined()
     unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
     errors = [_error("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
-    risks = (found for alias in usable for found in _risks(get_settings(alias)))
-    return [*errors, *risks, *_unreadable_files(usable), *_no_threads()]
+    return [*errors, *_breaches(usable, for_deployments=True), *_no_threads()]
 
 
 def _warning(number: str, text: str, advice: str) -> CheckMessage:
@@ -121,117 +118,165 @@ def _no_default() -> Iterator[CheckMessage]:
         yield _warning("W008", text, advice)
 
 
+# --- rules for one alias ----------------------------------------------------------------------------------------------
+
+Told = Iterator[tuple[str, str]]
+"""Breaches of a rule, each with advice."""
+
 _OF_LOCKS = "KIND", "CLAIM_TIME", "WAITER_ALIVE_TIME"
 """The options that describe a lock and its queue; the others describe one use of the lock."""
 
 
-def _different_twins(aliases: Iterable[str]) -> Iterator[CheckMessage]:
-    for alias in aliases:
-        first, own = get_settings(first_alias(alias)), get_settings(alias)
-        pairs = {name: [getattr(each, name.lower()) for each in (first, own)] for name in _OF_LOCKS}
-        found = {name: values for name, values in pairs.items() if values[0] != values[1]}
-        if found:
-            differences = "; ".join(f"{name} is {one!r} and {other!r}" for name, (one, other) in found.items())
-            text = (
-                f"RLOCK[{first.alias!r}] and RLOCK[{alias!r}] share their locks: they have the same server, database "
-                f"and prefix. But {differences}."
-            )
-            yield _warning("W013", text, "Set the same values, or another KEY_PREFIX for one of them.")
-
-
-def _doubts(options: AliasSettings) -> Iterator[CheckMessage]:
-    entry, nodes = f"RLOCK[{options.alias!r}]", len(options.nodes or ())
-    if nodes and nodes % 2 == 0:
-        text = f"{entry}['NODES'] lists {nodes} nodes; {nodes - 1} would tolerate as many failures."
-        yield _warning("W001", text, "Use an odd number of nodes.")
-    if 0 < nodes < 3:
-        count = "1 node" if nodes == 1 else f"{nodes} nodes"
-        text = f"{entry}['NODES'] lists {count}: when one node fails, no lock can be taken."
-        yield _warning("W002", text, "Use three or five independent nodes.")
-    yield from _too_few_connections(entry, options.max_connections)
-    yield from _long_waits(entry, options)
-
-
-def _public_folder(entry: str, folder: str) -> Iterator[CheckMessage]:
-    from django_rlock._embedded import public_parent  # of the extra "embedded"
-
-    if parent := public_parent(Path(folder)):
+def _different_twins(options: AliasSettings) -> Told:
+    first = get_settings(first_alias(options.alias))
+    pairs = {name: [getattr(each, name.lower()) for each in (first, options)] for name in _OF_LOCKS}
+    found = {name: values for name, values in pairs.items() if values[0] != values[1]}
+    if found:
+        differences = "; ".join(f"{name} is {one!r} and {other!r}" for name, (one, other) in found.items())
         text = (
-            f"{entry} keeps its server in {folder!r}, below {str(parent)!r}, where all users may write: if a cleaner "
-            f"of old files removes the folder, another user may create it and run a server there."
+            f"{_entry(first)} and {_entry(options)} share their locks: they have the same server, database and prefix. "
+            f"But {differences}."
         )
-        yield _warning("W011", text, f"Name a folder in {entry}['FOLDER'] that only this user can create.")
+        yield text, "Set the same values, or another KEY_PREFIX for one of them."
 
 
-def _too_few_connections(entry: str, most: int) -> Iterator[CheckMessage]:
+def _even_nodes(options: AliasSettings) -> Told:
+    nodes = len(options.nodes or ())
+    if nodes and nodes % 2 == 0:
+        text = f"{_entry(options)}['NODES'] lists {nodes} nodes; {nodes - 1} would tolerate as many failures."
+        yield text, "Use an odd number of nodes."
+
+
+def _few_nodes(options: AliasSettings) -> Told:
+    nodes = len(options.nodes or ())
+    if 0 < nodes < 3:
+        text = f"{_entry(options)}['NODES'] lists {nodes} nodes: when one node fails, no lock can be taken."
+        yield text, "Use three or five independent nodes."
+
+
+def _few_connections(options: AliasSettings) -> Told:
+    option, most = f"{_entry(options)}['MAX_CONNECTIONS']", options.max_connections
     for origin, threads in _configured_threads():
         if threads > most:
             text = (
-                f"{entry}['MAX_CONNECTIONS'] is {most}, but with {origin} a process runs {threads} threads or "
-                f"greenlets: when more than {most} of them use locks at once, the others wait for a connection."
+                f"{option} is {most}, but with {origin} a process runs {threads} threads or greenlets: when more than "
+                f"{most} of them use locks at once, the others wait for a connection."
             )
-            advice = f"Set {entry}['MAX_CONNECTIONS'] to {threads}, or run fewer threads in each process."
-            yield _warning("W003", text, advice)
+            yield text, f"Set {option} to {threads}, or run fewer threads in each process."
 
 
-def _long_waits(entry: str, options: AliasSettings) -> Iterator[CheckMessage]:
-    wait, lease = options.view_wait_time, options.watchdog_timeout
+def _long_waits(options: AliasSettings) -> Told:
+    option, wait, lease = f"{_entry(options)}['VIEW_WAIT_TIME']", options.view_wait_time, options.watchdog_timeout
     if wait is None or wait > lease:
         value = "None" if wait is None else f"{wait:g} s, longer than WATCHDOG_TIMEOUT ({lease:g} s)"
         text = (
-            f"{entry}['VIEW_WAIT_TIME'] is {value}: requests wait for a holder that is alive and working. Clients and "
-            f"proxies give up earlier, and each waiting request occupies its thread."
+            f"{option} is {value}: requests wait for a holder that is alive and working. Clients and proxies give up "
+            f"earlier, and each waiting request occupies its thread."
         )
-        yield _warning("W007", text, f"Set {entry}['VIEW_WAIT_TIME'] to a few seconds, and return 423 after them.")
+        yield text, f"Set {option} to a few seconds, and return 423 after them."
 
 
-def _risks(options: AliasSettings) -> Iterator[CheckMessage]:
-    if options.nodes is not None:
-        return  # nodes have their own time limits, and usually no other data
-    if options.store != "cache":
-        yield _of_one_place(options)
+def _separate_locks(options: AliasSettings) -> Told:
+    if options.store not in ("cache", "embedded"):
+        text = (
+            f"{_entry(options)}['STORE'] is {options.store!r}: each process has separate locks, so two workers can "
+            f"hold the same lock at once."
+        )
+        yield text, f"{_move(options)}, or STORE to 'embedded' if the site has one machine."
+
+
+def _one_machine(options: AliasSettings) -> Told:
     if options.store == "embedded":
-        yield from _public_folder(f"RLOCK[{options.alias!r}]", str(options.folder))
-    if needs_no_cache(options.alias):
+        text = (
+            f"{_entry(options)}['STORE'] is 'embedded', for development, demos and sites on one machine: processes on "
+            f"other machines, of other users and in other containers do not see these locks."
+        )
+        yield text, f"{_move(options)}, or silence this if all processes of the site run on this machine."
+
+
+def _public_folder(options: AliasSettings) -> Told:
+    if options.store != "embedded":
         return
-    entry, cache = f"RLOCK[{options.alias!r}]", f"CACHES[{options.cache!r}]"
-    for use in _other_uses(options.cache):
-        text = f"{entry} keeps locks in {cache}, {use}: cache.clear() there frees all locks, even held ones."
-        advice = f"Give locks a separate database: add an entry to CACHES, and name it in {entry}['CACHE']."
-        yield _warning("W004", text, advice)
+    from django_rlock._embedded import public_parent  # of the extra "embedded"
+
+    if parent := public_parent(Path(str(options.folder))):
+        text = (
+            f"{_entry(options)} keeps its server in {options.folder!r}, below {str(parent)!r}, where all users may "
+            f"write: if a cleaner of old files removes the folder, another user may create it and run a server there."
+        )
+        yield text, f"Name a folder in {_entry(options)}['FOLDER'] that only this user can create."
+
+
+def _shared_database(options: AliasSettings) -> Told:
+    for use in _other_uses(options.cache) if _has_cache(options) else ():
+        text = (
+            f"{_entry(options)} keeps locks in CACHES[{options.cache!r}], {use}: cache.clear() there frees all locks, "
+            f"even held ones."
+        )
+        yield (
+            text,
+            f"Give locks a separate database: add an entry to CACHES, and name it in {_entry(options)}['CACHE'].",
+        )
+
+
+def _slow_replies(options: AliasSettings) -> Told:
+    if not _has_cache(options):
+        return
     limit, most = source(options.alias).options.get("socket_timeout"), background_limit(options.alias)
     if (limit or UNSET_TIMEOUT) > most:
+        cache = f"CACHES[{options.cache!r}]"
         option = "socket_timeout" if is_djangos(settings.CACHES[options.cache]) else "SOCKET_TIMEOUT"
         problem = f"sets no {option}" if limit is None else f"waits too long: {option} is {limit:g} s"
         text = (
-            f"{cache}, where {entry} keeps locks, {problem}. A server that hangs blocks a caller for "
+            f"{cache}, where {_entry(options)} keeps locks, {problem}. A server that hangs blocks a caller for "
             f"{limit or UNSET_TIMEOUT:g} s, but a lease of {options.watchdog_timeout:g} s allows for {most:g} s only."
         )
-        yield _warning("W005", text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less.")
+        yield text, f"Set {cache}['OPTIONS'] = {{{option!r}: {most:g}, …}}, or less."
 
 
-def _unreadable_files(aliases: Iterable[str]) -> Iterator[CheckMessage]:
+def _unreadable_files(options: AliasSettings) -> Told:
+    errors = (unreadable_file(source(server).options) for server in server_aliases(options.alias))
+    for error in filter(None, errors):
+        text = f"{_entry(options)} connects by TLS, but {error.filename!r} cannot be read: {error.strerror}."
+        yield text, FILE_ADVICE
+
+
+RULES: tuple[tuple[str, bool, Callable[[AliasSettings], Told]], ...] = (
+    ("W013", False, _different_twins),
+    ("W001", False, _even_nodes),
+    ("W002", False, _few_nodes),
+    ("W003", False, _few_connections),
+    ("W007", False, _long_waits),
+    ("E003", True, _separate_locks),
+    ("W009", True, _one_machine),
+    ("W011", True, _public_folder),
+    ("W004", True, _shared_database),
+    ("W005", True, _slow_replies),
+    ("W014", True, _unreadable_files),
+)
+"""All rules for one alias: the id, whether it matters for deployments only, and what finds breaches. The system checks
+and rlock_doctor show the same text and advice for each breach."""
+
+
+def _breaches(aliases: Iterable[str], for_deployments: bool) -> Iterator[CheckMessage]:
     for alias in aliases:
-        for server in server_aliases(alias):
-            if error := unreadable_file(source(server).options):
-                text = f"RLOCK[{alias!r}] connects by TLS, but {error.filename!r} cannot be read: {error.strerror}."
-                yield _warning("W014", text, FILE_ADVICE)
+        for number, is_for_deployments, find in RULES:
+            if is_for_deployments == for_deployments:
+                make = _error if number.startswith("E") else _warning
+                yield from (make(number, text, advice) for text, advice in find(get_settings(alias)))
 
 
-def _of_one_place(options: AliasSettings) -> CheckMessage:
-    alias = options.alias
-    advice = f"Set RLOCK[{alias!r}]['CACHE'] to an entry of CACHES with a Redis"
-    if options.store != "embedded":
-        text = (
-            f"RLOCK[{alias!r}]['STORE'] is {options.store!r}: each process has separate locks, so two workers can hold "
-            f"the same lock at once."
-        )
-        return _error("E003", text, f"{advice}, or STORE to 'embedded' if the site has one machine.")
-    text = (
-        f"RLOCK[{alias!r}]['STORE'] is 'embedded', for development, demos and sites on one machine: processes on other "
-        f"machines, of other users and in other containers do not see these locks."
-    )
-    return _warning("W009", text, f"{advice}, or silence this if all processes of the site run on this machine.")
+def _entry(options: AliasSettings) -> str:
+    return f"RLOCK[{options.alias!r}]"
+
+
+def _move(options: AliasSettings) -> str:
+    return f"Set {_entry(options)}['CACHE'] to an entry of CACHES with a Redis"
+
+
+def _has_cache(options: AliasSettings) -> bool:
+    """Whether the locks share a server with a cache. Nodes have their own time limits, and usually no other data."""
+    return options.nodes is None and not needs_no_cache(options.alias)
 
 
 def _other_uses(cache: str) -> Iterator[str]:
