@@ -43,7 +43,7 @@ _PRUNE_EVERY = 15.0
 _LEAVE_AFTER = 0.5
 """How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
 _PING = ""
-"""Stands for a PING among the channels of commands without a reply. The least rights do not contain PING."""
+"""Stands for a PING among the channels of commands without a reply. A refusal is a sign of life, too."""
 _FORBIDDEN = "The Redis user may not subscribe to %r, so its waiters only try again now and then: %s"
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Lets threads that were just woken run first; it releases the GIL too."""

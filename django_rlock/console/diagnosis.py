@@ -272,7 +272,7 @@ class _ExaminedServer:
             yield self._finding("connection", "warning", text, advice)
 
     def _ask(self) -> None:
-        """Make the shortest exchange that the least rights allow; they do not allow PING."""
+        """Make the shortest exchange that the least rights allow."""
         try:
             self._client.exists(self._key)
         except AskError:  # or MovedError: another node of the cluster has the key
