@@ -120,7 +120,8 @@ def tombstone_key(key: str, owner: str) -> str:
 NODE_KEY = "rlock_node"
 """A hash on a RedLock's node. ``mark`` is lost with the node's data. ``replication`` is the replication id to which it
 belongs, and ``quarantine`` the longest QUARANTINE of all who use the node, in ms. Once a process has known the mark for
-``kept`` ms, ``known`` is the node's run id."""
+``kept`` ms, ``known`` is the node's run id. ``lists`` are the names of the lists of nodes that are used there, each
+with its last use."""
 
 
 def voter_key(quarantine: float) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Unpack
 
+from django_rlock._core.process import owned_table
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import ENDLESS, LOST, OK
 from django_rlock._transport.calls import REMEMBERED, REPLY_GRACE, ScriptCall, backoff
@@ -16,7 +18,8 @@ from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import SETTLE, Kind, settled_keys
 from django_rlock.locks.options import LockOptions, milliseconds
 from django_rlock.locks.ownership import fencing_token
-from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES, settings_of
+from django_rlock.locks.places import PLACES
+from django_rlock.settings import QUORUM_KIND, SHORTEST_LEASES, get_settings, settings_of
 
 # --- calls ------------------------------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class Acquire(QuorumCall):
 
     def bump(self, token: int) -> Bump:
         """The call that raises counters to a token."""
-        owner, _, _, fence_ttl, _ = self.args
+        owner, _, _, fence_ttl, *_ = self.args
         return Bump(self.name, scripts.REDLOCK_BUMP, self.keys[:2], (owner, token, fence_ttl))
 
     def _vouch(self, grants: VoteTally, voting: VotingRound) -> None:
@@ -108,7 +111,7 @@ class Acquire(QuorumCall):
         A majority has replied which quarantine is the longest, so these nodes have kept their data for so long.
         """
         for node, grant in grants.yes.items():
-            mark, _ = _mark_in(grant)
+            mark, *_ = _mark_in(grant)
             if known := voting.nodes.restarts.unknown_to_others(node, mark):
                 voting.send(Vouch(self.name, scripts.REDLOCK_VOUCH, self.keys[3:4], (mark, *known)), [node])
 
@@ -117,21 +120,26 @@ class Bump(QuorumCall):
     """Raises the counters of the nodes that granted the lock."""
 
 
-def _doubted(call: QuorumCall, node: int, mark: bytes, longest_ms: int, voting: VotingRound) -> Exception | None:
+def _doubted(call: QuorumCall, node: int, found: Sequence[Any], voting: VotingRound) -> Exception | None:
     """Why a vote does not count: the node may have forgotten that it voted for another owner."""
-    restarts = voting.nodes.restarts
-    restarts.learn(longest_ms)
-    return restarts.doubt(node, mark, call.sent_at, voting.now())
+    mark, longest_ms, other_lists = found
+    nodes, now = voting.nodes, voting.now()
+    nodes.restarts.learn(longest_ms)
+    doubt = nodes.restarts.doubt(node, mark, call.sent_at, now)
+    if doubt is None:  # else it may have forgotten who uses it
+        nodes.note_lists(node, other_lists, now)
+    return doubt
 
 
 def _screened(call: Acquire | AcquireAgain, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
     """A grant, or why it does not count."""
-    return (_doubted(call, node, *_mark_in(reply), voting) if call.is_vote_for(reply) else None) or reply
+    return (_doubted(call, node, _mark_in(reply), voting) if call.is_vote_for(reply) else None) or reply
 
 
-def _mark_in(grant: list[Any]) -> tuple[bytes, int]:
-    """The mark of the node's data, empty if it has none; and the longest quarantine that its users have, in ms."""
-    return (grant[4], grant[5]) if len(grant) > 5 else (b"", 0)
+def _mark_in(grant: list[Any]) -> tuple[bytes, int, bytes]:
+    """The mark of the node's data, empty if it has none; the longest quarantine that its users have, in ms; and the
+    other lists of nodes that they have."""
+    return (grant[4], grant[5], grant[6]) if len(grant) > 6 else (b"", 0, b"")
 
 
 class Vouch(QuorumCall):
@@ -168,7 +176,7 @@ class Renew(QuorumCall):
         return bool(reply[1] > 0)
 
     def screen(self, node: int, reply: list[Any], voting: VotingRound) -> list[Any] | Exception:
-        return _doubted(self, node, reply[2], reply[3], voting) or reply if self.is_vote_for(reply) else reply
+        return (_doubted(self, node, reply[2:], voting) if self.is_vote_for(reply) else None) or reply
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
@@ -345,7 +353,7 @@ class Majority(Kind["RedLock"]):
         kept = 0 if options.fence_ttl is None else milliseconds(options.fence_ttl)
         script = scripts.REDLOCK_ACQUIRE
         all_keys = lock.key, keys.token_key(lock.key), keys.tombstone_key(lock.key, asker), *_marks(lock)
-        args = (asker, count, milliseconds(lease), kept, _quarantine_ms(lock))
+        args = (asker, count, milliseconds(lease), kept, _quarantine_ms(lock), _LIST_NAMES.value[lock.using])
         if count > 1:
             return AcquireAgain(lock.name, script, all_keys, args, lease=lease)
         # A tombstone refuses each abandoned attempt by its name, and would refuse the next attempt under the same one.
@@ -378,7 +386,7 @@ class Majority(Kind["RedLock"]):
             lock.name,
             scripts.REDLOCK_RENEW,
             (lock.key, *(marks or (lock.key, lock.key)), *settled_keys(lock, owner_id, mode)),
-            (owner_id, milliseconds(lease), mode, _quarantine_ms(lock)),
+            (owner_id, milliseconds(lease), mode, _quarantine_ms(lock), _LIST_NAMES.value[lock.using]),
             lease=lease,
             undo=partial(self.leave, lock, owner_id, lease),
             # A settling call gives no new lease, and may come after a forced release.
@@ -427,6 +435,21 @@ def _marks(lock: RedLock) -> tuple[str, ...]:
     options = settings_of(lock.using)
     longest = options.longest_lease
     return (keys.NODE_KEY, keys.voter_key(longest)) if options.nodes and longest else ()
+
+
+def _name_list(using: str) -> str:
+    """The name of an alias's list of nodes, for ``nodes.OtherLists``: the same for two spellings of one list, as far as
+    settings show."""
+    options = get_settings(using)
+    prefix, nodes = (_digest(text) for text in (options.key_prefix, PLACES.value[using]))
+    return f"{prefix[:8]}:{len(options.nodes or ())}:{nodes[:12]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_LIST_NAMES = owned_table("settings", _name_list, lambda _name: None)
 
 
 def _quarantine_ms(lock: RedLock) -> int:

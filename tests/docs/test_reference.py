@@ -26,6 +26,7 @@ LOGGERS = {
         "listening",
         "locks",
         "middleware",
+        "redlock",
         "reports",
         "stores",
         "watchdog",

@@ -15,6 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._redis.keys import NODE_KEY
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum import Quorum
+from django_rlock._transport.quorum.nodes import OtherLists
 from django_rlock._transport.quorum.votes import Answer, Count, Proposals, QuorumCall, Restarts
 from django_rlock.exceptions import RLockError
 from django_rlock.locks.acquire import AcquireRequest
@@ -172,6 +173,7 @@ class StepwiseQuorum(Quorum):
         self.names = [str(number) for number in range(NODES)]
         self.timeout = NODE_TIMEOUT
         self.proposals = Proposals()
+        self.note_lists = OtherLists("default", NODES).note
         self.lost_connections = False
         self.clock = 0.0
         self.current: WalkSession

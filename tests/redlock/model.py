@@ -47,6 +47,7 @@ class Node:
         self.former_mark = b""
         self.known = b""
         self.kept = self.longest = 0
+        self.lists: list[str] = []
 
     def start(self) -> None:
         self.generation += 1
@@ -116,10 +117,12 @@ class Node:
         self.holds[owner] = count
         self.expires = self._ms() + max(held_for, lease_ms)
 
-    def acquire(self, owner: str, count: int, lease_ms: int, _fence_ttl: int, quarantine: int, proposal: int) -> Any:
+    def acquire(
+        self, owner: str, count: int, lease_ms: int, _fence_ttl: int, quarantine: int, list_: str, proposal: int
+    ) -> Any:
         if owner in self.holds:
             self._hold(owner, count, lease_ms)
-            return [b"OK", self.counter or self._next_token(), self._now_us(), *self._mark(owner, quarantine)]
+            return [b"OK", self.counter or self._next_token(), self._now_us(), *self._mark(owner, quarantine, list_)]
         if count != 1:
             return b"LOST"
         if self.holds:
@@ -128,9 +131,11 @@ class Node:
             return 0
         token = self._next_token(proposal)
         self._hold(owner, 1, lease_ms)
-        return [b"OK", token, self._now_us(), *self._mark(owner, quarantine)]
+        return [b"OK", token, self._now_us(), *self._mark(owner, quarantine, list_)]
 
-    def _mark(self, owner: str, quarantine: int) -> tuple[bytes, int]:
+    def _mark(self, owner: str, quarantine: int, list_: str) -> tuple[bytes, int, bytes]:
+        others = [each for each in self.lists if each != list_]
+        self.lists = [*others, list_]
         self.longest = max(self.longest, quarantine)
         if self.marked != self.replication:
             self.mark = f"?{owner}".encode()
@@ -139,7 +144,7 @@ class Node:
                 self.former_mark = b""
             self.marked = self.replication
         is_known = self.known and self.kept >= quarantine
-        return self.known if is_known else self.mark, self.longest
+        return self.known if is_known else self.mark, self.longest, " ".join(others).encode()
 
     def vouch(self, mark: bytes, run_id: str, kept: int) -> int:
         if mark not in {self.mark, self.known}:
@@ -165,13 +170,13 @@ class Node:
         self.tombstones[owner] = max(self.tombstones.get(owner, 0), self._ms() + refused_ms)
         return held
 
-    def renew(self, owner: str, lease_ms: int, mode: int, quarantine: int) -> Any:
+    def renew(self, owner: str, lease_ms: int, mode: int, quarantine: int, list_: str) -> Any:
         """In the order in which such calls were sent."""
         if owner not in self.holds:
             return 0 if self.holds else -1
         if mode == EXTEND or (mode == RENEW and self._pttl() < lease_ms):
             self.expires = self._ms() + lease_ms
-        return [self.holds[owner], *self._mark(owner, quarantine)]
+        return [self.holds[owner], *self._mark(owner, quarantine, list_)]
 
     def seed(self, owner: str, count: int, lease_ms: int) -> int:
         if self.holds or self._is_refused(owner):

@@ -29,6 +29,7 @@ from django_rlock._redis.scripts import ABSENT
 from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum import Quorum
+from django_rlock._transport.quorum.nodes import OtherLists
 from django_rlock._transport.quorum.votes import (
     AHEAD,
     Answer,
@@ -395,6 +396,7 @@ class SimDriver(Quorum):
         self.timeout = setting.timeout
         self.restarts = Restarts(tuple(self.names), client.lease * QUARANTINE_SHARE, setting.clock_drift)
         self.proposals: Proposals = SimProposals(client)
+        self.note_lists = OtherLists("sim", setting.nodes).note
 
     def now(self) -> float:
         return self.client.clock()

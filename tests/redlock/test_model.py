@@ -33,11 +33,11 @@ def random_call(pick: random.Random):
         [
             (
                 scripts.REDLOCK_ACQUIRE,
-                (owner, pick.choice([1, 1, 1, 2]), lease, pick.choice([0, 10**8]), quarantine, 0),
+                (owner, pick.choice([1, 1, 1, 2]), lease, pick.choice([0, 10**8]), quarantine, "a:3:b", 0),
             ),
             (scripts.REDLOCK_BUMP, (owner, FAR + pick.randrange(100), pick.choice([0, 10**8]))),
             (scripts.REDLOCK_RELEASE, (owner, pick.choice([0, 0, 1]), lease, 10**6)),
-            (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1, 2]), quarantine)),
+            (scripts.REDLOCK_RENEW, (owner, lease, pick.choice([0, 1, 2]), quarantine, "a:3:b")),
             (scripts.REDLOCK_SEED, (owner, pick.choice([1, 2]), lease)),
             (scripts.REDLOCK_VOUCH, (f"?{pick.choice('abc')}".encode(), "run", pick.choice(LEASES))),
             (scripts.LOCK_STATE, (owner,)),
@@ -114,7 +114,7 @@ def draw(client, proposal):
     client.delete(STATE)
     keys = KEYS[scripts.REDLOCK_ACQUIRE]
     _, ok, token, clock = client.eval(
-        scripts.REDLOCK_ACQUIRE.source, 3, *keys[:3], "nonce", "a", 1, 1000, 0, 0, proposal
+        scripts.REDLOCK_ACQUIRE.source, 3, *keys[:3], "nonce", "a", 1, 1000, 0, 0, "", proposal
     )
     assert ok == b"OK"
     assert int(client.get(TOKEN)) == token

@@ -192,8 +192,8 @@ def bumps_whoever_owns(patch):
 def grants_what_is_proposed(patch):
     """A node says that it has taken the proposal, though its counter is higher."""
 
-    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, proposal):
-        reply = acquire(self, owner, count, lease_ms, fence_ttl, quarantine, proposal)
+    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal):
+        reply = acquire(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal)
         return [b"OK", proposal, *reply[2:]] if isinstance(reply, list) and 0 < proposal < reply[1] else reply
 
     acquire = Node.acquire
@@ -227,10 +227,10 @@ def grants_without_counting(patch):
 def copies_count_again(patch):
     """The copy of an acquire that comes while its owner has the node sets the counter once more."""
 
-    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, proposal):
+    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal):
         if owner in self.holds and proposal > 0:
             self.counter = proposal
-        return acquire(self, owner, count, lease_ms, fence_ttl, quarantine, proposal)
+        return acquire(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal)
 
     acquire = Node.acquire
     patch.setattr(Node, "acquire", changed)
@@ -296,7 +296,7 @@ def no_quarantine(patch):
 
 
 def data_are_not_marked(patch):
-    patch.setattr(Node, "_mark", lambda self, owner, quarantine: (self.run_id.encode(), quarantine))
+    patch.setattr(Node, "_mark", lambda self, owner, quarantine, _: (self.run_id.encode(), quarantine, b""))
 
 
 def others_may_have_no_longer_leases(patch):

@@ -11,16 +11,18 @@
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how long to keep the token after this, ms; 0 = forever
 -- ARGV[6]  quarantine of nodes that may have lost data, ms; 0 = nodes never lose data
--- ARGV[7]  token that the client has proposed to all nodes; 0 = none
+-- ARGV[7]  name of the client's list of nodes
+-- ARGV[8]  token that the client has proposed to all nodes; 0 = none
 --
--- Returns {nonce, 'OK', token, the node's clock in us, the mark, the longest quarantine, ms}, without the last two if
--- nodes never lose data; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL}, which is 0 if the attempt was abandoned before this arrived.
+-- Returns {nonce, 'OK', token, the node's clock in us, the mark, the longest quarantine in ms, the other lists of nodes},
+-- without the last three if nodes never lose data; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL},
+-- which is 0 if the attempt was abandoned before this arrived.
 
 -- include: token
 -- include: voter
 
 local function marked()
-    return KEYS[4] and mark_of(KEYS[4], KEYS[5], ARGV[2], ARGV[6]) or {}
+    return KEYS[4] and mark_of(KEYS[4], KEYS[5], ARGV[2], ARGV[6], ARGV[7]) or {}
 end
 
 local left = redis.call('pttl', KEYS[1]) -- -2: nobody has it
@@ -39,7 +41,7 @@ end
 if redis.call('exists', KEYS[3]) == 1 then
     return {ARGV[1], 0}
 end
-local token, now = next_token(KEYS[2], ARGV[5], ARGV[7])
+local token, now = next_token(KEYS[2], ARGV[5], ARGV[8])
 redis.call('hset', KEYS[1], ARGV[2], 1)
 redis.call('pexpire', KEYS[1], ARGV[4])
 return {ARGV[1], 'OK', token, now, unpack(marked())}

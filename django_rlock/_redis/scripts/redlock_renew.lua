@@ -9,9 +9,10 @@
 -- ARGV[3]  lease, ms
 -- ARGV[4]  1 leaves a longer lease as it is; 0, an extension, replaces any; 2 settles the extensions sent so far
 -- ARGV[5]  quarantine of nodes that may have lost data, ms; 0 = nodes never lose data
+-- ARGV[6]  name of the client's list of nodes
 --
--- Returns {nonce, holds of the owner, the mark, the longest quarantine, ms}; {nonce, 0} if another owner has the lock,
--- {nonce, -1} if it is not held.
+-- Returns {nonce, holds of the owner, the mark, the longest quarantine in ms, the other lists of nodes}; {nonce, 0} if
+-- another owner has the lock, {nonce, -1} if it is not held.
 
 -- include: extensions
 -- include: lease
@@ -28,4 +29,4 @@ elseif ARGV[4] == '2' then
 elseif not is_settled(KEYS[4], ARGV[1]) then
     redis.call('pexpire', KEYS[1], ARGV[3])
 end
-return {ARGV[1], holds, unpack(ARGV[5] ~= '0' and mark_of(KEYS[2], KEYS[3], ARGV[2], ARGV[5]) or {'', 0})}
+return {ARGV[1], holds, unpack(ARGV[5] ~= '0' and mark_of(KEYS[2], KEYS[3], ARGV[2], ARGV[5], ARGV[6]) or {'', 0, ''})}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 import select
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from django_rlock._core import threads
+from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_demotion, is_down
 from django_rlock._core.process import owned_table
@@ -25,6 +28,8 @@ from django_rlock._transport.pool import Server
 from django_rlock._transport.quorum.votes import NodeDownError, Proposals, QuorumCall, Restarts
 from django_rlock._transport.servers import Purpose, connect_within, server
 from django_rlock.settings import get_settings, server_aliases
+
+logger = logging.getLogger("django_rlock.redlock")
 
 ASK_WHO_IT_IS = pack_command("INFO", "server")
 """The command whose reply ``NodeSet.meet`` takes."""
@@ -85,6 +90,7 @@ class NodeSet:
         self.aliases = server_aliases(using)
         self.restarts = Restarts(self.names, options.longest_lease or 0.0, options.clock_drift)
         self.proposals = Proposals()
+        self.note_lists = OtherLists(using, len(self.names)).note
         self.down: dict[int, tuple[str, bool]] = {}
         self._lost_until = -math.inf
         self._late = max(options.longest_lease or options.watchdog_timeout, REMEMBERED)
@@ -230,6 +236,73 @@ def _obey(connection: Connection, call: QuorumCall, limit: float) -> None:
             return
     raise RedisError(str(reply))
 
+
+# --- other lists of nodes ---------------------------------------------------------------------------------------------
+
+SETTLED = 5.0
+"""How long after a list was first seen the nodes' replies say which of them belong to it, in seconds. A process sends
+its first call to all nodes at once."""
+FRESH = 1.0
+"""For how long after a reply with a list's name a reply without it says something about the list, in seconds."""
+
+APART = (
+    "RLOCK[%r] lists %d NODES, but other processes use a list of %d, and only %d nodes are known to be in both. A "
+    "majority of each need not share a node, so two owners may hold the same lock. Stop the processes with one of the "
+    "lists; then add or remove one node at a time (see 'Move the locks' in the documentation)."
+)
+_NAME = re.compile(r"(?<!\S)[0-9a-f]+:(\d{1,3}):[0-9a-f]+(?!\S)")
+
+
+def must_meet(own: int, other: int, common: int) -> bool:
+    """Whether any majorities of two lists share a node: together they are more than there are different nodes."""
+    return own // 2 + other // 2 + 2 > own + other - common
+
+
+@dataclass(slots=True)
+class _Other:
+    """A list that was ``seen`` first, and ``used`` last, at monotonic times; which of our nodes are its members."""
+
+    size: int
+    seen: float
+    used: float
+    members: dict[int, bool] = field(default_factory=dict)
+
+
+class OtherLists:
+    """What the nodes of an alias say about the lists of NODES that were used on them within the longest quarantine.
+
+    A list's name is ``<prefix>:<number of nodes>:<digest>``; lists with another prefix have other locks. Servers, and
+    not addresses, are compared: the other list lacks those of our nodes that don't know it.
+    """
+
+    def __init__(self, using: str, nodes: int) -> None:
+        self._using = using
+        self._size = nodes
+        self._others: dict[str, _Other] = {}
+        self._reported: set[str] = set()
+
+    def note(self, node: int, lists: bytes, now: float) -> None:
+        """Take what a node replied: the names of the other lists, separated by spaces."""
+        if not lists and not self._others:
+            return
+        named = {found[0]: int(found[1]) for found in _NAME.finditer(lists.decode(errors="replace"))}
+        for name, size in named.items():
+            other = self._others.setdefault(name, _Other(size, now, now))
+            other.used = now
+            other.members[node] = True
+        for name, other in threads.snapshot(self._others.items()):
+            if now >= other.seen + SETTLED and now <= other.used + FRESH:
+                other.members.setdefault(node, False)
+                self._judge(name, other)
+
+    def _judge(self, name: str, other: _Other) -> None:
+        common = self._size - threads.snapshot(other.members.values()).count(False)
+        if name not in self._reported and not must_meet(self._size, other.size, common):
+            self._reported.add(name)
+            log(logger, logging.ERROR, APART, self._using, self._size, other.size, common)
+
+
+# --- the nodes of an alias --------------------------------------------------------------------------------------------
 
 _node_sets = owned_table("connections", NodeSet, NodeSet.close)
 

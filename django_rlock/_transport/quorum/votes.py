@@ -218,6 +218,10 @@ class Nodes(Protocol):
         """Which tokens are proposed to them."""
 
     @property
+    def note_lists(self) -> Callable[[int, bytes, float], object]:
+        """Takes the names of the other lists of nodes that are in use on a node, as replied at a monotonic time."""
+
+    @property
     def lost_connections(self) -> bool:
         """Whether a connection was given up recently on which a command may still be under way."""
 
@@ -261,7 +265,7 @@ class VoteTally:
 
     def screen_again(self, voting: VotingRound) -> None:
         """Count votes no longer that are doubted by now."""
-        for node, reply in self.yes.copy().items():
+        for node, reply in snapshot(self.yes.items()):
             screened = self.call.screen(node, reply, voting)
             if isinstance(screened, Exception):
                 del self.yes[node]
