@@ -142,8 +142,8 @@ async def test_a_jump_with_nothing_held_is_a_new_client(binding, kind, jump):
 
 def test_a_lock_that_is_held_after_a_jump_does_not_make_others_read_the_clocks_again(jump, monkeypatch):
     looks: list[float] = []
-    monkeypatch.setattr(identity, "has_jumped", looks.append)
     with RLock("stock:42"):
+        monkeypatch.setattr(identity, "has_jumped", looks.append)
         jump()
         for _ in range(3):
             with RLock("stock:43"):

@@ -226,7 +226,7 @@ def test_other_startup_nodes_are_refused_with_an_example(use, nodes):
     (problem,) = check_settings()
     assert "STARTUP_NODES" in problem.msg
     assert "hidden" not in problem.msg
-    example = re.search(r"\[.*?\]", problem.msg)
+    example = re.search(r"a list like (\[.*?\])", problem.msg)
     assert example
-    use(configured(STARTUP_NODES=ast.literal_eval(example[0])))
+    use(configured(STARTUP_NODES=ast.literal_eval(example[1])))
     assert check_settings() == []
