@@ -21,12 +21,13 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.foreign import running_loop
 from django_rlock._transport.calls import run_flow
 from django_rlock._transport.identity import Owner, task_owner, thread_owner
-from django_rlock._transport.registry import awaited_driver, blocking_driver, sync_driver
+from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._web.http import LOCK_ERRORS, answer, reported, route_of
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, Work, context
+from django_rlock.locks.release import end_left
 from django_rlock.locks.transactions import given_back_later
 
 logger = logging.getLogger("django_rlock.middleware")
@@ -196,32 +197,12 @@ def end_work(key: object, name: str) -> None:
         for hold in HOLDS.of(begun.owner):
             left = _unkept(hold) - begun.before.get(hold, 0)
             if left > 0:
-                _end_left(hold, left, name)
+                end_left(logger, hold, left, name)
 
 
 def _unkept(hold: Hold) -> int:
     """How often a lock is held without a block or a transaction that will release it."""
     return hold.count - hold.scoped - given_back_later(hold.key)
-
-
-def _end_left(hold: Hold, left: int, name: str) -> None:
-    lock: Any = hold.lock
-    if left == hold.count and (hold.lost is not None or not hold.renewed):
-        # A lease that the project has chosen runs on, but the next request or task does not own the lock.
-        HOLDS.remove(hold)
-        return
-    log(
-        logger, logging.WARNING,
-        "%s has ended and still held lock %r, acquired at %s; it is released now. Use 'with', or release it in "
-        "'finally'. For a hold that is to last longer, use owner=, and hand_over() if another process releases it.",
-        name, lock.name, hold.taken_at,
-    )  # fmt: skip
-    for _ in range(left):
-        if hold in HOLDS:
-            try:
-                run_flow(lock._release_for, (sync_driver(lock.using), hold.owner))  # noqa: SLF001
-            except RLockError as failure:
-                log(logger, logging.WARNING, "After the end of %s: %s", name, failure)
 
 
 def hear_of_ends() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -76,29 +77,39 @@ def loop_thread(loop: Any) -> int:
 
 CANCEL_SCOPES = {"anyio._backends._asyncio", "async_timeout"}
 """Modules with objects whose blocks are cancelled at a ``deadline``, besides asyncio's own."""
-POOL_LOOPS = {
-    "anyio._backends._asyncio": "run",
-    "concurrent.futures.thread": "_worker",
-    "multiprocessing.pool": "worker",
+RUNNERS = {
+    "anyio._backends._asyncio",
+    "asgiref.current_thread_executor",
+    "asgiref.sync",
+    "concurrent.futures.thread",
+    "eventlet.tpool",
+    "gevent.threadpool",
+    "multiprocessing.pool",
+    "trio._threads",
+    "twisted.python.threadpool",
 }
-"""Modules whose threads run one job after another, and the function in which such a thread does so."""
-RUNNERS = {*POOL_LOOPS, "asgiref.sync", "asgiref.current_thread_executor"}
 """Modules with the functions that call a job's own one."""
 _ASGIREF = {"asgiref.sync"}
 _WITH_FUTURES = {"anyio._backends._asyncio", "asgiref.current_thread_executor", "concurrent.futures.thread"}
 
 
-def local(frame: FrameType, name: str) -> Any:
-    """A local variable of a function of asyncio, asgiref, anyio or a pool.
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a function of another library, by their names.
 
     Up to Python 3.12 ``f_locals`` keeps the values of all local variables until the frame ends, which in the loop of a
     pool's thread is the thread's end. So it is emptied, unless a debugger is about to write it back.
     """
     its = frame.f_locals
-    value = its.get(name)
-    if type(its) is dict and frame.f_trace is None:
+    found = dict(its)
+    is_copy = type(its) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_copy and frame.f_trace is None:
         its.clear()
-    return value
+    return found
+
+
+def local(frame: FrameType, name: str) -> Any:
+    """A local variable of a function of another library; None if it has none of this name."""
+    return locals_of(frame).get(name)
 
 
 def _runs(frame: FrameType, modules: Collection[str], *functions: str) -> bool:

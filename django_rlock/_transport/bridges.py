@@ -29,7 +29,7 @@ from django_rlock._core import foreign
 from django_rlock._core.clock import monotonic
 from django_rlock._core.foreign import running_loop
 from django_rlock._core.threads import MOST_DUMPED, StackLine, WeakTable, calls_by_thread, calls_in, snapshot, stack_at
-from django_rlock._transport.identity import Owner
+from django_rlock._transport.identity import BRIDGE, Owner
 
 # --- bridges ----------------------------------------------------------------------------------------------------------
 
@@ -332,8 +332,11 @@ def _loops(thread: int) -> set[asyncio.AbstractEventLoop]:
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
-# Jobs of thread pools. A thread runs many jobs, so a lock that a job took must not stay with the thread.
+# Jobs whose ends are reported, by a future. What other jobs of a library's threads leave held is found by their frames:
+# see ``identity.running_call()``.
 
+_REPORTS = "concurrent.futures.thread"
+"""The module whose threads run jobs that have futures; bridges, which are in any thread, run such jobs, too."""
 _METHODS = f"{__package__}.calls", f"{__package__.partition('.')[0]}.locks."
 """The beginnings of the names of modules between a call of a lock's method and this one."""
 _WRAPPERS = "ddtrace.", "opentelemetry.", "sentry_sdk."
@@ -343,50 +346,27 @@ _CACHE, _RETURN, _INSTRUCTION = opmap.get("CACHE"), opmap["RETURN_VALUE"], 2
 
 
 class Job:
-    """One job of a pool. ``at_end`` are the functions to call at its end: in its thread, if the pool reports the end.
+    """One job that has a future. ``at_end`` are the functions to call when the future reports the end, in its thread.
 
-    ``key`` is the job's future, which reports its end; without a future it is unique among the thread's jobs, and
-    ``loop`` is the frame of the function that runs these jobs. ``is_of_request`` is whether the thread works for one
-    request only, as asgiref's thread-sensitive ones under Django.
+    ``is_of_request`` is whether the thread works for one request only, as asgiref's thread-sensitive ones under Django.
     """
 
-    __slots__ = ("_loop", "_turn", "at_end", "is_of_request", "is_over", "key")
+    __slots__ = ("at_end", "is_of_request", "is_over")
 
-    def __init__(self, key: object, is_of_request: bool, loop: FrameType | None) -> None:
+    def __init__(self, future: Future[Any], is_of_request: bool) -> None:
         self.at_end: dict[object, Callable[[], object]] = {}
         self.is_of_request = is_of_request
         self.is_over = False
-        self.key = key
-        self._loop = loop
-        self._turn = threading.Lock()
-        if self.tells:
-            key.add_done_callback(self.end)  # type: ignore[attr-defined]
+        future.add_done_callback(self._end)
 
-    @property
-    def tells(self) -> bool:
-        """Whether the pool reports the end of the job."""
-        return isinstance(self.key, Future)
-
-    @property
-    def is_left(self) -> bool:
-        """Whether its thread waits for the next job or executes it, and the pool does not report ends."""
-        loop = self._loop
-        return loop is not None and not self.is_over and self.key != _progress(loop)
-
-    def end(self, _future: object = None) -> None:
-        """Call the functions for the job's end; a second caller waits for that."""
-        with self._turn:
-            self.is_over = True
-            self._loop = None
-            self._do_what_is_left()
-
-    def _do_what_is_left(self) -> None:
+    def _end(self, _future: object) -> None:
+        self.is_over = True
         while self.at_end:
             self.at_end.popitem()[1]()
 
 
 def running_job(owner: Owner) -> Job | None:
-    """The job of a pool that the running thread, an owner, works on. A former job whose end was not reported is ended.
+    """The job with a future that the running thread, an owner, works on.
 
     Raises RuntimeError if the job consists of the call of a lock's method alone.
     """
@@ -401,12 +381,8 @@ def running_job(owner: Owner) -> Job | None:
             "lock.aacquire(), or give the lock an owner=."
         )
     job: Job | None = owner.job
-    if job is None or job.is_over or not job.tells:
-        jobs = list(_jobs_of(frame))
-        if job is not None and not job.is_over and job.key not in [key for key, *_ in jobs]:
-            job.end()
-        if job is None or job.is_over:
-            job = owner.job = Job(*jobs[0]) if jobs else None
+    if (job is None or job.is_over) and (owner.pool == _REPORTS or "task_context" in BRIDGE.__dict__):
+        job = owner.job = next((Job(*each) for each in _jobs_of(frame)), None)
     return job
 
 
@@ -423,23 +399,13 @@ def _returns_next(frame: FrameType) -> bool:
     return code[at] == _RETURN
 
 
-def _jobs_of(frame: FrameType | None) -> Iterator[tuple[object, bool, FrameType | None]]:
-    """The jobs to which a frame belongs, innermost first: the fields of ``Job``."""
+def _jobs_of(frame: FrameType | None) -> Iterator[tuple[Future[Any], bool]]:
+    """The jobs to which a frame belongs, innermost first: the arguments of ``Job``."""
     is_sensitive = False
-    while frame is not None:
-        name, function = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if name in foreign.RUNNERS and function == foreign.POOL_LOOPS.get(name):
-            yield _progress(frame), is_sensitive, frame
-        elif name in foreign.RUNNERS:
-            runner = foreign.local(frame, "self")
+    for each in stack_at(frame):
+        if each.f_globals.get("__name__") in foreign.RUNNERS:
+            runner = foreign.local(each, "self")
             is_sensitive = is_sensitive or foreign.is_thread_sensitive(runner)
             future = getattr(runner, "future", None)
             if isinstance(future, Future):
-                yield future, is_sensitive, None
-        frame = frame.f_back
-
-
-def _progress(loop: FrameType) -> object:
-    """A value that differs between the jobs of a pool's thread, its initialization and the time without a job: the
-    position in the loop, and the number of jobs or anyio's future."""
-    return loop.f_lasti, foreign.local(loop, "completed"), foreign.local(loop, "future")
+                yield future, is_sensitive

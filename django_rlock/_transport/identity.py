@@ -9,23 +9,26 @@ life. No number is used twice. Thread idents and ``id()`` are not used, because 
 from __future__ import annotations
 
 import asyncio
+import dis
+import inspect
 import itertools
 import os
 import sys
+import sysconfig
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Coroutine
-from functools import partial
-from types import CodeType, FrameType
+from collections.abc import Callable, Coroutine, Sequence
+from functools import lru_cache, partial
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
-from django_rlock._core.foreign import POOL_LOOPS, running_loop
+from django_rlock._core.foreign import local, locals_of, running_loop
 from django_rlock._core.process import note_restored, on_fork, on_restore
-from django_rlock._core.threads import WeakTable
+from django_rlock._core.threads import WeakTable, stack_at
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -36,20 +39,20 @@ class Owner:
     ``serial`` never changes. ``owner_id`` is its name in Redis in its latest attempt. ``caller_name`` is its name in
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
-    ident (0 for others), ``in_pool`` whether it is one of a thread pool, and ``job`` is its job there.
-    ``task`` returns a task. ``is_calling`` is set while a call takes or releases a lock. ``holds`` are its holds, and
-    perhaps some that have ended (``locks.holds``).
+    ident (0 for others), and ``task`` returns a task. ``pool`` is the module that gives the thread or greenlet one job
+    after another ("" if none does), and ``job`` is its job with a future. ``is_calling`` is set while a call takes or
+    releases a lock. ``holds`` are its holds, and perhaps some that have ended (``locks.holds``).
     """
 
     __slots__ = (
         "caller_name",
         "holds",
-        "in_pool",
         "is_alive",
         "is_calling",
         "job",
         "label",
         "owner_id",
+        "pool",
         "serial",
         "task",
         "thread",
@@ -71,7 +74,7 @@ class Owner:
         self.is_alive = is_alive
         self.thread = thread
         self.task = task
-        self.in_pool = thread != 0 and _is_pools(sys._getframe())  # noqa: SLF001 - documented
+        self.pool = "" if task is not None else _pool()
         self.job = None
         self.is_calling = False
         self.holds: dict[Any, None] = {}
@@ -110,7 +113,8 @@ class NamedOwner(Owner):
         self.serial = self.owner_id = name
         self.caller_name = self.label = ""
         self.thread, self.task, self.job = 0, None, None
-        self.in_pool = self.is_calling = False
+        self.is_calling = False
+        self.pool = ""
         self.holds = {}
 
     def new_id(self, now: float | None = None) -> str:
@@ -228,15 +232,6 @@ def thread_owner() -> Owner:
     return owner
 
 
-def _is_pools(frame: FrameType | None) -> bool:
-    """Whether the running thread, with this frame, is one of a thread pool."""
-    while frame is not None:
-        if frame.f_globals.get("__name__") in POOL_LOOPS:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def for_its_owner(method: AsyncMethod) -> AsyncMethod:
     """Mark an async method whose result belongs to the awaiting task, so that it must not run as a separate task."""
     _calls_for_owners.add(method.__code__)
@@ -309,3 +304,126 @@ on_restore("identity", _after_restore)
 
 BRIDGE: Any = SyncToAsync.threadlocal
 """Has a ``task_context`` in threads that run functions for ``sync_to_async()``, or have done so."""
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+# A thread of a library runs one job after another: a function of the library loops, and each round of the loop calls a
+# function for the next job. What a job leaves held must not stay with the thread.
+#
+# No library need be known for this. If a thread or greenlet begins with a looping function that is installed, then the
+# function that this one has called is the job. Where the project's own code comes first, or a module (a script, a
+# shell), the thread itself is the job: the project's code that still runs there may release the lock.
+
+_INSTALLED = tuple(f"{os.sep}{name}-packages{os.sep}" for name in ("site", "dist"))
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_INITIALIZED = {"concurrent.futures.thread", "multiprocessing.pool"}
+"""Modules that call an initializer before their loop: a job, too. Other libraries may call its counterpart later."""
+_MODULE = "<module>"
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_OURS = __package__.partition(".")[0]
+
+
+class LoopCall:
+    """A job: a function that the loop of a library's thread has called.
+
+    ``_frame`` is its frame, which keeps what the function refers to. So only a hold that no block keeps refers to a
+    call: usually the function releases it; if not, the next look at the hold empties the frame.
+    """
+
+    __slots__ = ("_frame", "_last_line", "_line", "_loop")
+
+    def __init__(self, frame: FrameType, loop: FrameType, last_line: int) -> None:
+        self._frame = frame
+        self._loop = loop
+        self._line = loop.f_lineno
+        self._last_line = last_line
+
+    @property
+    def is_over(self) -> bool:
+        try:
+            self._frame.clear()
+        except RuntimeError:  # it runs
+            return False
+        # Further down in the loop, the library may call another function, which releases the lock.
+        return not self._line < (self._loop.f_lineno or 0) <= self._last_line
+
+
+def running_call() -> LoopCall | None:
+    """The job that the running thread or greenlet executes, if a library gives it one after another."""
+    frames = [*stack_at(sys._getframe(1))][::-1]  # noqa: SLF001 - documented; without this frame, which has the list
+    at = _loop_in(frames)
+    if at is None:
+        return None
+    loop, inside = frames[at], [each for each in frames[at + 1 :] if _package(each) != _OURS]
+    last_line = max((line for begin, end, line in _loops(loop.f_code) if begin <= loop.f_lasti <= end), default=0)
+    is_job = (
+        inside != []
+        and (last_line > 0 or loop.f_globals["__name__"] in _INITIALIZED)
+        # The loop may be the project's, which is installed as well.
+        and _package(inside[-1]) != _package(loop)
+        # A module lasts, and a generator that is suspended may go on in another job.
+        and not any(each.f_code.co_name == _MODULE or each.f_code.co_flags & _SUSPENDS for each in inside)
+    )
+    return LoopCall(frames[at + 1], loop, last_line) if is_job else None
+
+
+def _pool() -> str:
+    """The module that gives the running thread or greenlet one job after another; "" if none does."""
+    frames = [*stack_at(sys._getframe(1))][::-1]  # noqa: SLF001
+    at = _loop_in(frames)
+    return "" if at is None else str(frames[at].f_globals["__name__"])
+
+
+def _loop_in(frames: Sequence[FrameType]) -> int | None:
+    """Where the function is that loops over the jobs of a thread, in its frames from the outermost to the innermost."""
+    for at, (frame, called) in enumerate(itertools.pairwise(frames)):
+        if frame.f_code.co_filename == threading.__file__:
+            continue
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # else a module
+        if not is_function or not is_installed(frame) or _is_method_of_project(frame):
+            return None
+        if _loops(frame.f_code):
+            return at
+        if not was_given(frame, called):  # else it wraps the thread's function
+            return None
+    return None
+
+
+def is_installed(frame: FrameType) -> bool:
+    """Whether a function belongs to the standard library or an installed package."""
+    name = frame.f_code.co_filename
+    return name.startswith(_STANDARD) or any(part in name for part in _INSTALLED)
+
+
+def _is_method_of_project(frame: FrameType) -> bool:
+    """Whether a function is a method that another package's class has inherited: its object may keep a lock."""
+    code = frame.f_code
+    its = local(frame, "self") if code.co_varnames[:1] == ("self",) and code.co_argcount else None
+    return its is not None and type(its).__module__.partition(".")[0] != _package(frame)
+
+
+def was_given(frame: FrameType, called: FrameType) -> bool:
+    """Whether a function has got the function that it calls as an argument or in its closure, as wrappers do."""
+    code = called.f_code
+    return any(_code_of(each) is code for each in locals_of(frame).values())
+
+
+def _code_of(value: object) -> CodeType | None:
+    # By the exact types: isinstance() evaluates Django's lazy objects.
+    while type(value) is partial:
+        value = value.func
+    function = value.__func__ if type(value) is MethodType else value
+    return function.__code__ if type(function) is FunctionType else None
+
+
+@lru_cache(maxsize=256)
+def _loops(code: CodeType) -> list[tuple[int, int, int]]:
+    """Where the loops of a function begin and end, and the last line of each."""
+    jumps = [(each.argval, each.offset) for each in dis.get_instructions(code) if "JUMP_BACKWARD" in each.opname]
+    lines = [(at, line or 0) for at, _, line in code.co_lines()]
+    return [(begin, end, max(line for at, line in lines if begin <= at <= end)) for begin, end in jumps]
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

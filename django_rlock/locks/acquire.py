@@ -25,7 +25,7 @@ from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, calling_line, key_of
-from django_rlock.locks.release import check_keep, finish_later, release_at_job_end
+from django_rlock.locks.release import check_keep, finish_later, note_job, release_at_job_end
 from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
 from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch
 from django_rlock.settings import QUORUM_KIND, AliasSettings, settings_of
@@ -84,7 +84,7 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     """Take the lock, and report a failure once, however often a MultiLock tries its members. Raises LockTimeoutError
     if a block cannot be entered."""
     started, owner = driver.now(), request.owner
-    if owner.in_pool or (owner.thread and "task_context" in BRIDGE.__dict__):
+    if owner.pool or (owner.thread and "task_context" in BRIDGE.__dict__):
         release_at_job_end(lock, owner)
     if lock.at_least is not None:
         check_keep(lock, lock.at_least)
@@ -112,6 +112,8 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())
+    if owner.pool and taken and not request.scoped:
+        note_job(lock, owner)
     return taken
 
 

@@ -304,7 +304,7 @@ def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> bool:
                 f"ended. So {owner.caller_name!r} would wait for the lock forever. Take it on one side only, or with "
                 f"the same owner= on both."
             )
-    return owner.in_pool or may_be_awaited_later(holders)
+    return owner.pool != "" or may_be_awaited_later(holders)
 
 
 class _Sleeper:

@@ -212,7 +212,7 @@ class TransferredHold:
         self._drop = partial(_drop, hold, owner, keys)
         self._guard = guard(self, self._drop)
         former, hold.owner = hold.owner, owner
-        hold.scoped = 0  # no block encloses it now
+        hold.job, hold.scoped = None, 0  # neither a job nor a block ends it now
         hold.subscription = None  # it refers to the hold by its old key
         HOLDS.move(hold, keys[1], former)
         watch(hold)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
 from django_rlock._transport.calls import ScriptCall
-from django_rlock._transport.identity import Owner
+from django_rlock._transport.identity import LoopCall, Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.kinds import RENEW, Named
 from django_rlock.locks.places import PLACES
@@ -120,12 +120,14 @@ class Hold:
     force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a
     hold that lasts too long. ``variables`` are the context variables of the code that acquired it, for the reports of
     the background thread. ``kept_until`` is until when the lock stays taken after its release; 0 if it becomes free.
-    ``ended`` is set once it is counted.
+    ``job`` is the job that took it, in a thread to which a library gives one after another. ``ended`` is set once it is
+    counted.
     """
 
     # Most holds are released as they were taken. So they have these in common, and few attributes are set for each.
     count = 1
     ending = False
+    job: LoopCall | None = None
     kept_until = 0.0
     late_lease = 0.0
     lost: str | None = None
@@ -274,6 +276,11 @@ class Hold:
     def renew_at(self) -> float:
         """When the watchdog should renew it: after a third of ``runs_for``."""
         return self.deadline - self.runs_for * 2 / 3
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the job that took it has ended, and no block keeps it."""
+        return self.job is not None and self.scoped <= 0 and self.job.is_over
 
     @property
     def owner_ended(self) -> bool:

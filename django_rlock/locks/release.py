@@ -20,10 +20,10 @@ from django_rlock._core.interruptions import Method, guarded
 from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.bridges import Job, running_job
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
-from django_rlock._transport.identity import Owner, current_owner, thread_owner
+from django_rlock._transport.identity import Owner, current_owner, running_call, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.worker import clean_up
-from django_rlock.exceptions import LockUnavailableError
+from django_rlock.exceptions import LockUnavailableError, RLockError
 from django_rlock.locks.holds import HOLDS, NOTHING, Before, not_owned
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import a_call, refuse_nested, serialize
@@ -31,7 +31,7 @@ from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
 from django_rlock.locks.statistics import count_hold, report_released
-from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, watch
+from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, tell_left, watch
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -269,14 +269,18 @@ def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
     run_flow(part._exit, (sync_driver(part.using), hold.owner, InterruptedError()))
 
 
-# --- the end of a pool's job ------------------------------------------------------------------------------------------
+# --- the end of a job -------------------------------------------------------------------------------------------------
 
 
 def release_at_job_end(lock: AbstractLock, owner: Owner) -> None:
-    """Before a pool's thread takes a lock: make sure that the end of its job releases locks that are still held.
+    """Before a thread takes a lock that a library gives one job after another: release what a former job has left held,
+    and make sure that the end of this job releases locks that are still held.
 
     Raises RuntimeError if the job consists only of the call that takes the lock.
     """
+    for hold in HOLDS.of(owner):
+        if hold.is_left:
+            end_left(logger, hold, hold.count, f"A job of thread {hold.caller_name!r}")
     job = running_job(owner)
     if job is None:
         return
@@ -292,13 +296,38 @@ def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, fo
         hold = HOLDS.at(key)
         if hold is None or (job.is_of_request and hold.context is not None):
             return  # the middleware releases it at the end of the request
-        log(
-            logger, logging.WARNING,
-            "Lock %r was still held when a job of the pool's thread %r ended; it is released now. Use 'with', release "
-            "the lock in the same job, or use owner=.",
-            part.name, hold.caller_name,
-        )  # fmt: skip
+        tell_left(logger, hold, f"A job of thread {hold.caller_name!r}")
         leave_interrupted(lock, part, hold, former.blocks)
+
+
+def note_job(lock: AbstractLock, owner: Owner) -> None:
+    """Note the job that has just taken a lock without a block. If the job leaves it held, the next acquire of its
+    thread releases it, or the watchdog."""
+    reports_end = owner.job is not None and not owner.job.is_over
+    job = None if lock.until_commit or reports_end else running_call()
+    if job is None:
+        return
+    for hold in HOLDS.of_lock(lock, owner):
+        if hold.count == 1 and hold.scoped == 0:
+            hold.job = job
+            if not hold.renewed:
+                watch(hold)  # which looks at it before its lease ends
+
+
+def end_left(to: logging.Logger, hold: Hold, left: int, whose: str) -> None:
+    """End what a job named ``whose`` has left held without a block, ``left`` times."""
+    lock: Any = hold.lock
+    if left == hold.count and (hold.lost is not None or not hold.renewed):
+        # A lease that the project has chosen runs on, but the next job does not own the lock.
+        HOLDS.remove(hold)
+        return
+    tell_left(to, hold, whose)
+    for _ in range(left):
+        if hold in HOLDS:
+            try:
+                run_flow(lock._release_for, (sync_driver(lock.using), hold.owner))
+            except RLockError as failure:
+                log(to, logging.WARNING, "After the end of %s: %s", whose, failure)
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------------

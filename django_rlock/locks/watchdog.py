@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django_rlock._core import callbacks, threads
-from django_rlock._core.callbacks import log, post
+from django_rlock._core.callbacks import log
 from django_rlock._core.clock import has_jumped, monotonic, wall_offset
 from django_rlock._core.process import on_restore
 from django_rlock._core.text import printable
@@ -31,6 +31,8 @@ from django_rlock.signals import lock_lost
 
 logger = logging.getLogger("django_rlock.watchdog")
 
+JOB_CHECK = 10.0
+"""How often a hold that is not renewed is checked for the end of the job that took it, in seconds."""
 REMEMBER_LOST = 60.0
 """How long a lost hold outside a block is remembered, in seconds, so that its release can report the loss."""
 RENEWED_TOGETHER = 1 / 12
@@ -141,6 +143,9 @@ class Renewals:
                 return False
         elif not note_loss(hold, now) and hold.renewed and hold.renew_at() <= horizon and _may_renew(hold, now):
             return True
+        elif not hold.renewed and hold.is_left:
+            HOLDS.discard(hold)  # a lease that the project has chosen runs on, for nobody
+            return False
         self._plan(hold, _next_look(hold, now))
         return False
 
@@ -215,9 +220,11 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
 
 def _may_renew(hold: Hold, now: float) -> bool:
     # Renewing what nobody can release would keep the lock taken forever.
-    job = hold.owner.job
-    if job is not None and job.is_left:
-        post(job.end)  # which asks the server
+    if hold.is_left:
+        hold.variables.copy().run(tell_left, logger, hold, f"A job of thread {hold.caller_name!r}")
+        hold.renewed = False
+        HOLDS.discard(hold)
+        clean_up(hold.lock.using, hold.keep_call() or hold.leave_call(), hold.deadline)
     elif hold.owner_ended:
         hold.variables.copy().run(
             log, logger, logging.WARNING,
@@ -228,6 +235,16 @@ def _may_renew(hold: Hold, now: float) -> bool:
     else:
         _limit(hold, now - hold.since)
     return hold.renewed
+
+
+def tell_left(to: logging.Logger, hold: Hold, whose: str) -> None:
+    """Log that a job has left a lock held, which is released now; ``whose`` is the job's name."""
+    log(
+        to, logging.WARNING,
+        "%s has ended and still held lock %r, acquired at %s; it is released now. Use 'with', or release it in "
+        "'finally'. For a hold that is to last longer, use owner=, and hand_over() if another process releases it.",
+        whose, hold.lock.name, hold.taken_at,
+    )  # fmt: skip
 
 
 def _limit(hold: Hold, held_for: float) -> None:
@@ -257,7 +274,7 @@ def _next_look(hold: Hold, now: float) -> float:
     if hold.lost is not None:
         return now if hold.owner_ended else now + REMEMBER_LOST
     if not hold.renewed:
-        return hold.deadline
+        return hold.deadline if hold.job is None else min(hold.deadline, now + JOB_CHECK)
     return hold.renew_at() if hold.renew_at() > now else min(now + RETRY, hold.deadline)
 
 

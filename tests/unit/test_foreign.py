@@ -39,6 +39,7 @@ from django_rlock._core import foreign
 from django_rlock._core.redis_py import connection_of
 from django_rlock._transport.servers import get_client
 from django_rlock.models import Lock
+from tests.locks.test_jobs import by_eventlet, by_gevent, by_trio, by_twisted
 
 Task = asyncio.Task[Any]
 
@@ -215,35 +216,26 @@ def test_loop_thread() -> None:
 # --- pools and bridges ------------------------------------------------------------------------------------------------
 
 
-def names_of_frames() -> set[tuple[str, str]]:
-    return {(str(each.f_globals.get("__name__")), each.f_code.co_name) for each in frames()}
+def modules() -> set[str]:
+    return {str(each.f_globals.get("__name__")) for each in frames()}
 
 
-def in_pools() -> dict[str, set[tuple[str, str]]]:
-    """The modules and functions around a job of each kind of pool."""
+def in_pools() -> set[str]:
+    """The modules around a job of each kind of pool."""
     with ThreadPoolExecutor(1) as executor, ThreadPool(1) as pool:
-        futures, processing = executor.submit(names_of_frames).result(), pool.apply(names_of_frames)
-    return {
-        "concurrent.futures.thread": futures,
-        "multiprocessing.pool": processing,
-        "anyio._backends._asyncio": anyio.run(anyio.to_thread.run_sync, names_of_frames),
-    }
-
-
-def test_pool_loops() -> None:
-    found = in_pools()
-    assert found.keys() == foreign.POOL_LOOPS.keys()
-    for module, function in foreign.POOL_LOOPS.items():
-        assert (module, function) in found[module]
+        found = [executor.submit(modules).result(), pool.apply(modules), anyio.run(anyio.to_thread.run_sync, modules)]
+    for by_library in (by_eventlet, by_gevent, by_trio, by_twisted):
+        with by_library() as run:
+            found.append(run(modules))
+    return set[str]().union(*found)
 
 
 def test_runners() -> None:
-    async def main() -> set[tuple[str, str]]:
-        found: set[tuple[str, str]] = await sync_to_async(names_of_frames)()
+    async def main() -> set[str]:
+        found: set[str] = await sync_to_async(modules)()
         return found
 
-    found = set[tuple[str, str]]().union(*in_pools().values(), async_to_sync(main)())
-    assert {name for name, _ in found} >= foreign.RUNNERS
+    assert in_pools() | async_to_sync(main)() >= foreign.RUNNERS
 
 
 def test_cancel_scopes() -> None:
@@ -254,6 +246,12 @@ def test_cancel_scopes() -> None:
             return type(scope).__module__
 
     assert anyio.run(main) in foreign.CANCEL_SCOPES
+
+
+def test_locals_of() -> None:
+    value = object()
+    found = foreign.locals_of(sys._getframe())
+    assert found == {"value": value}
 
 
 def test_local() -> None:
