@@ -83,7 +83,9 @@ MEANINGS: dict[str, Meaning] = {
         "Use another name or KEY_PREFIX, or delete that key yourself.",
         text="the key under its name holds another type of value, not a {noun}",
     ),
-    "NODB": Meaning("connection", "never", "Name a database in CACHES that the server has; a cluster has only 0."),
+    "NODB": Meaning(
+        "connection", "never", "Name a database in CACHES that the server has; a cluster of Redis has only 0."
+    ),
     "CROSSSLOT": Meaning(
         "command", "never", "Leave braces out of the names, or close them around what the names share."
     ),
