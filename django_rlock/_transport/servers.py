@@ -52,6 +52,7 @@ from django_rlock.settings import (
     is_url,
     names_no_place,
     server_aliases,
+    settings_of,
 )
 
 try:
@@ -172,12 +173,12 @@ def _redis_cache(using: str) -> Any:
     if isinstance(made, RedisCache):
         return made
     if names_no_place(using):
+        settings_of(using)  # raises if RLOCK has an option, such as a cache, in the place of an alias
         raise NoPlaceError(
-            f"RLOCK[{using!r}] names no place for locks, and CACHES[{entry!r}] is {type(made).__name__}, which other "
-            f"processes do not share: no lock can be taken. Set RLOCK = {{{using!r}: {{'CACHE': …}}}} to an entry of "
-            f"CACHES with a Redis; or, for development and one machine, {{'STORE': 'embedded'}}, with "
-            f"pip install 'django-rlock[embedded]'; or, for tests, {{'STORE': 'memory'}}, with "
-            f"pip install 'django-rlock[testing]'."
+            f"RLOCK[{using!r}] names no place for locks, and CACHES[{entry!r}] is {type(made).__name__}, which has no "
+            f"Redis: no lock can be taken. Set RLOCK = {{{using!r}: {{'CACHE': …}}}} to an entry of CACHES with a "
+            f"Redis; or, for development and one machine, {{'STORE': 'embedded'}}, with pip install "
+            f"'django-rlock[embedded]'; or, for tests, {{'STORE': 'memory'}}, with pip install 'django-rlock[testing]'."
         )
     if not hasattr(client, "connection_factory"):
         raise ImproperlyConfigured(

@@ -286,7 +286,7 @@ class _ExaminedServer:
             self._ask()
             took.append(monotonic() - asked)
         usual = median(took)
-        text = f"{usual * 1000:.1f} ms, at most {max(took) * 1000:.1f} ms of {PINGS}"
+        text = f"{usual * 1000:.1f} ms, at most {max(took) * 1000:.1f} ms in {PINGS} tries"
         limit = self._options.node_timeout / 2 if self._options.nodes else SLOW_ROUND_TRIP
         if usual <= limit:
             yield self._finding("latency", "ok", text)

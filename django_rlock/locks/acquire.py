@@ -6,11 +6,13 @@ renewed; anything else that may have been granted is undone in the background, u
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from django_rlock import signals
 from django_rlock._core import threads
+from django_rlock._core.callbacks import is_logged
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._redis.scripts import OK
@@ -26,7 +28,14 @@ from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, calling_line, key_of
 from django_rlock.locks.release import check_keep, finish_later, note_job, release_at_job_end
-from django_rlock.locks.statistics import LONG_WAIT, count_wait, report_acquired, report_timed_out
+from django_rlock.locks.statistics import (
+    LONG_WAIT,
+    count_wait,
+    log_timed_out,
+    logger,
+    report_acquired,
+    report_timed_out,
+)
 from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch
 from django_rlock.settings import QUORUM_KIND, AliasSettings, settings_of
 
@@ -105,10 +114,7 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     finally:
         owner.is_calling = before
     if not taken:
-        waited = driver.now() - started
-        report_timed_out(request.failed, waited, request.logs)
-        if request.scoped:
-            raise await _timed_out(driver, request, waited)
+        await _give_up(driver, request, driver.now() - started)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())
@@ -117,12 +123,17 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
     return taken
 
 
-async def _timed_out(driver: Driver, request: AcquireRequest, waited: float) -> LockTimeoutError:
-    lock, left_ms = request.failed.lock, request.failed.left_ms
-    holder = await driver.call(lookup_of(lock).result, monotonic() + ANSWER_WITHIN) if request.logs else None
-    return LockTimeoutError(
-        lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
-    )
+async def _give_up(driver: Driver, request: AcquireRequest, waited: float) -> None:
+    """Report that the wait has ended. Raises LockTimeoutError if a block cannot be entered."""
+    report_timed_out(request.failed, waited)
+    lock, left_ms, holder = request.failed.lock, request.failed.left_ms, None
+    if request.logs and (request.scoped or is_logged(logger, logging.INFO)):
+        holder = await driver.call(lookup_of(lock).result, monotonic() + ANSWER_WITHIN)
+    log_timed_out(request.failed, waited, request.logs, holder)
+    if request.scoped:
+        raise LockTimeoutError(
+            lock.name, waited=waited, holder=holder, retry_after=left_ms / 1000 if left_ms >= 0 else None
+        )
 
 
 def lookup_of(lock: Named) -> HolderLookup:
@@ -168,7 +179,8 @@ class HolderLookup:
 
 def describe_holder(lock: Named) -> str | None:
     """The holder in one line, with its current place in the code if it is in this process."""
-    here = next((whereabouts(each.owner) for each in HOLDS.held_against(lock)), None)
+    owner = next((hold.owner for hold in HOLDS.held_against(lock)), None)
+    here = None if owner is None else f"owner {owner.owner_id!r}" if owner.is_named else whereabouts(owner)
     return ", in this process: ".join(filter(None, (INSPECTOR.holder(lock), here))) or None
 
 

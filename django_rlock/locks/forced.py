@@ -53,7 +53,7 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
             _note_forced(hold, freed, was_renewed)
     if freed:
         log(
-            logger, logging.WARNING, "Lock %r (%r) was freed by force: %r",
+            logger, logging.WARNING, "Lock %r (%r) was freed by force: %s",
             lock.name, lock.key, reason or "no reason given",
         )  # fmt: skip
         note_freed(lock, owner, reason, caller.caller_name)

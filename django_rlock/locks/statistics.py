@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -257,11 +257,24 @@ def release_level(lock: Named, held: float) -> int:
     return logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
 
 
-def report_timed_out(failed: Attempt, waited: float, is_news: bool) -> None:
+def report_timed_out(failed: Attempt, waited: float) -> None:
     lock = failed.lock
     count_given_up(lock)
     in_queue = waited if failed.tries > 1 else 0.0
     count_wait(lock, failed.owner.caller_name, in_queue, failure="")
-    level = logging.INFO if is_news else logging.DEBUG
-    log(logger, level, "Lock %r is taken; %s gave up after %.3f s.", lock.name, failed.owner_id, waited)
     signals.lock_timed_out.notify(lock, owner=failed.owner_id, waited=waited)
+
+
+def log_timed_out(failed: Attempt, waited: float, is_news: bool, holder: str | None) -> None:
+    level = logging.INFO if is_news else logging.DEBUG
+    if is_logged(logger, level):
+        taken = f"held by {holder}" if holder else "taken"
+        log(logger, level, "Lock %r is %s; %s gave up after %.3f s.", failed.lock.name, taken, _asker(failed), waited)
+
+
+def _asker(failed: Attempt) -> str:
+    """Who asked for a lock: the work and its user, the thread or task, and the owner id."""
+    about: Mapping[str, str] = (context.get() or {}) if settings_of(failed.lock.using).record_context else {}
+    work = " ".join([about[key] for key in ("route", "task", "task_id") if about.get(key)])
+    user = f"user {about['user']}" if about.get("user") else ""
+    return ", ".join(filter(None, [work, user, failed.owner.caller_name, failed.owner_id]))

@@ -260,7 +260,8 @@ def _limit(hold: Hold, held_for: float) -> None:
         outcome = "has reached its max_hold_time, and is no longer renewed"
     hold.variables.copy().run(
         log, logger, logging.WARNING, "%s %r, acquired at %s by %s (%s), has been held for %.0f s: it %s.",
-        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.caller_name, hold.owner_id, held_for, outcome,
+        hold.noun.capitalize(), hold.lock.name, hold.taken_at, hold.caller_name or "a named owner", hold.owner_id,
+        held_for, outcome,
     )  # fmt: skip
 
 

@@ -305,6 +305,7 @@ def test_an_interrupted_question_ends_a_command_quietly(redis_client: redis.Redi
         notes = b""
         while b"[y/N]" not in notes:
             notes += os.read(process.stderr.fileno(), 65536)
+        assert notes.endswith(b"Free this lock? [y/N] ")
         process.send_signal(signal.SIGINT)
         notes += process.stderr.read()
     os.close(ours)

@@ -129,6 +129,13 @@ def test_outside_of_tests_it_is_warned_and_the_first_lock_raises() -> None:
         assert advice in warning.msg
 
 
+@pytest.mark.usefixtures("bare", "no_test")
+def test_an_option_in_the_place_of_an_alias_is_told_first(settings: Any) -> None:
+    settings.RLOCK = {"CACHE": "locks"}
+    with pytest.raises(ImproperlyConfigured, match=r"write RLOCK = \{'default': \{'CACHE': …\}\}"):
+        rlock("stock:42").acquire()
+
+
 def test_tests_without_the_extra_run_as_long_as_they_use_no_lock(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "find_spec", lambda _: None)
     assert [message.id for message in check_settings()] == ["django_rlock.W010"]

@@ -177,7 +177,8 @@ class Command(ShellCommand):
             alive = isinstance(has_it, Holder) and not has_it.silent
             text = f"{lock.name}{under}  held by {_described(has_it)}{'  (alive)' if alive else ''}"
             self.stderr.write(printable(text))
-        self.stderr.write(f"Free these {len(found)}? [y/N] ", ending="")
+        which = f"these {len(found)} locks" if len(found) > 1 else "this lock"
+        self.stderr.write(f"Free {which}? [y/N] ", ending="")
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was freed.", returncode=ERROR)
