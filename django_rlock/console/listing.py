@@ -80,7 +80,8 @@ class Heading(NamedTuple):
 
 class Listing:
     """A page of ``locks``, chosen by the query parameters ``q``, ``state``, ``using``, ``kind``, ``host``, ``prefix``,
-    ``older`` (seconds), ``holder`` and ``process`` (shortened ids), ``o`` (order) and ``p`` (page).
+    ``older`` (seconds), ``holder`` and ``process`` (shortened ids), ``waiting`` (any value: locks that are waited for),
+    ``o`` (order) and ``p`` (page).
 
     Invalid parameters are ignored.
     """
@@ -141,7 +142,7 @@ class Listing:
     @property
     def hidden(self) -> dict[str, str]:
         """The parameters that the search form keeps in hidden fields."""
-        return {name: self._params[name] for name in ("o", "holder", "process") if name in self._params}
+        return {name: self._params[name] for name in ("o", "holder", "process", "waiting") if name in self._params}
 
     @property
     def headings(self) -> list[Heading]:
@@ -233,6 +234,7 @@ _FILTERS: dict[str, Callable[[Listed, str], bool]] = {
     "process": lambda lock, wanted: lock.involves(wanted),
     "prefix": lambda lock, wanted: lock.name.startswith(wanted),
     "older": _is_older,
+    "waiting": lambda lock, _wanted: lock.waiting > 0,
 }
 
 
@@ -346,10 +348,17 @@ class Overview:
         return md5(repr(shown).encode(), usedforsecurity=False).hexdigest()
 
     @cached_property
+    def waited_for_longest(self) -> Listed | None:
+        """The lock for which an owner has waited for the longest time; None if no owner waits."""
+        waited_for = [lock for lock in self.listed if lock.waiting and lock.longest_wait]
+        return max(waited_for, key=attrgetter("longest_wait"), default=None)
+
+    @cached_property
     def summary(self) -> Summary:
         listed = self.listed
         waited_for = [lock for lock in listed if lock.waiting]
-        waited, since = max(filter(None, map(attrgetter("longest_wait"), waited_for)), default=(None, None))
+        longest = self.waited_for_longest
+        waited, since = (longest and longest.longest_wait) or (None, None)
         return Summary(
             held=sum(map(attrgetter("is_held"), listed)),
             waiting=sum(map(attrgetter("waiting"), waited_for)),

@@ -20,7 +20,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.cache import get_conditional_response
 from django.utils.crypto import constant_time_compare
-from django.utils.http import quote_etag
+from django.utils.http import quote_etag, url_has_allowed_host_and_scheme
 from django.utils.translation import get_language, get_language_bidi, ngettext
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
@@ -44,7 +44,7 @@ MAX_REASON = 200
 REFRESH = "X-Rlock-Refresh"
 """The header of a request with which an open page refreshes itself. A request without it, such as the one after a
 forced release, reads everything."""
-_ERRORS = LockUnavailableError, ImproperlyConfigured, ValueError
+ERRORS = LockUnavailableError, ImproperlyConfigured, ValueError
 """The errors of reading locks; ValueError is for an invalid name."""
 
 
@@ -141,6 +141,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "rows": [(Row(lock), Target.of(lock)) for lock in overview.locks],
             "deadlocks": overview.deadlocks,
             "summary": overview.summary,
+            "longest": overview.waited_for_longest,
             "problems": _problems(overview),
             "scan": overview.scan,
             "may_release": self.has_force_release_permission(request),
@@ -201,8 +202,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             # Free locks have queued messages and a past, too.
             queued = queued_messages(using, [name])
             timeline = read_timeline(using, name, lock)
-        except _ERRORS as error:
-            problems = [_problem(using, error)]
+        except ERRORS as error:
+            problems = [problem_text(using, error)]
         context = {
             "title": name,
             "name": name,
@@ -234,8 +235,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             # Pages and forms contain shortened ids only.
             holder = next((each for each in (lock.holders if lock else ()) if each.short_owner == owner), None)
             stack = inspection.holder_stack(lock, holder) if lock and holder else None
-        except _ERRORS as error:
-            problems = [_problem(using, error)]
+        except ERRORS as error:
+            problems = [problem_text(using, error)]
         context = {"title": _("Stack"), "name": name, "using": using, "holder": holder, "stack": stack}
         return self._page(request, "stack", context | {"problems": problems})
 
@@ -252,9 +253,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
                 self._release(request, targets, request.POST.get("reason", "").strip()[:MAX_REASON])
             else:
                 return self._confirmation(request, _with_locks(targets))
-        except _ERRORS as error:
+        except ERRORS as error:
             messages.error(request, str(error))
-        return HttpResponseRedirect(reverse("admin:django_rlock_lock_changelist", current_app=self.admin_site.name))
+        return HttpResponseRedirect(self._way_back(request))
 
     # --- force release -----------------------------------------------------------------------------------------------
 
@@ -276,8 +277,16 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
             "releasable": [target for target in targets if target.holder],
             "any_alive": any(target.holder and not target.holder.silent for target in targets),
             "max_reason": MAX_REASON,
+            "next": self._way_back(request),
         }
         return self._page(request, "force_release", context)
+
+    def _way_back(self, request: HttpRequest) -> str:
+        """The page whose panel asked for the release, or the list."""
+        page = request.POST.get("next", "")
+        if url_has_allowed_host_and_scheme(page, {request.get_host()}, request.is_secure()):
+            return page
+        return reverse("admin:django_rlock_lock_changelist", current_app=self.admin_site.name)
 
     def _release(self, request: HttpRequest, targets: list[Target], reason: str) -> None:
         with suppress(LockUnavailableError):  # then the log names only the owners
@@ -403,7 +412,7 @@ def _etag(request: HttpRequest, overview: Overview) -> str | None:
 
 
 def _problems(found: Overview | History) -> list[str]:
-    return [_problem(using, error) for using, error in found.problems]
+    return [problem_text(using, error) for using, error in found.problems]
 
 
 def _is_refresh(request: HttpRequest) -> bool:
@@ -427,7 +436,7 @@ def _shows_stacks(using: str) -> bool:
     return False
 
 
-def _problem(using: str, error: Exception) -> str:
+def problem_text(using: str, error: Exception) -> str:
     if not isinstance(error, LockUnavailableError):
         return str(error)
     return _("Redis “%(alias)s” did not respond: %(reason)s") % {"alias": using, "reason": error.reason}

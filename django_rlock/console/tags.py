@@ -8,6 +8,7 @@ from urllib.parse import quote
 from django import template
 from django.contrib.admin.utils import quote as quote_pk
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.urls import NoReverseMatch, reverse
 from django.utils.formats import date_format, get_format
 from django.utils.html import format_html
@@ -16,8 +17,12 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 
 from django_rlock._core.text import printable
+from django_rlock._web.keytemplates import KeyTemplate
+from django_rlock.console.inspection import lock_info
+from django_rlock.console.pages import ERRORS, Target, problem_text
+from django_rlock.locks import rlock
 from django_rlock.locks.infos import clock_text, duration_parts, local_time, rate_number
-from django_rlock.settings import get_settings
+from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 register = template.Library()
 register.filter("clock", clock_text)
@@ -92,18 +97,62 @@ def task_id(using: str, task: str, short: bool = False) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def user_link(context: dict[str, Any], pk: str) -> SafeString:
-    """A user by primary key, linked to the user's page if this admin has such a page."""
+    """A user by primary key, linked to the user's page if this admin has such a page; with the name, if the request's
+    user may view users."""
     about = get_user_model()._meta  # noqa: SLF001 - public in Django's documentation
+    request = context.get("request")
+    name = _name_of_user(request, pk)
     try:
-        request = context.get("request")
         url = reverse(
             f"admin:{about.app_label}_{about.model_name}_change",
             args=[quote_pk(pk)],
             current_app=getattr(request, "current_app", None),
         )
     except NoReverseMatch:
-        return shown(pk)
-    return format_html('<a href="{}">{}</a>', url, shown(pk))
+        return shown(name)
+    return format_html('<a href="{}">{}</a>', url, shown(name))
+
+
+def _name_of_user(request: Any, pk: str) -> str:
+    model = get_user_model()
+    viewer = getattr(request, "user", None)
+    if viewer is None or not viewer.has_perm(f"{model._meta.app_label}.view_{model._meta.model_name}"):  # noqa: SLF001
+        return pk
+    try:
+        user = model._default_manager.filter(pk=pk).first()  # noqa: SLF001
+    except (ValueError, ValidationError, OverflowError):  # no process of ours has reported it
+        return pk
+    return pk if user is None else user.get_username()
+
+
+@register.inclusion_tag("admin/django_rlock/lock/panel.html", takes_context=True)
+def rlock_panel(context: template.Context, key: str, using: str = DEFAULT_ALIAS, **values: Any) -> dict[str, Any]:
+    """Who holds an object's lock, since when and for which request, and a button to release it, for the object's own
+    page::
+
+        {% load rlock %}{% rlock_panel "stock:<item.pk>" item=original %}
+
+    ``key`` is the key template of ``@distributed_lock``, and ``values`` are the arguments that it names; without an
+    object, as on the page that adds one, the panel is empty. It is also empty for users without the permission to view
+    locks, and has no button without the permission to release them. The button leads to the confirmation, and then
+    back. Raises KeyTemplateError for a wrong template. Put it outside other forms.
+    """
+    request: Any = context.get("request")
+    may = getattr(getattr(request, "user", None), "has_perm", lambda _permission: False)
+    may_release = may("django_rlock.force_release_lock")
+    has_object = all(value not in (None, "") for value in values.values())
+    if not (has_object and (may_release or may("django_rlock.view_lock"))):
+        return {"may_view": False}
+    panel = {"may_view": True, "may_release": may_release, "request": request, "next": request.get_full_path()}
+    panel |= {name: context.get(name) for name in ("csrf_token", "csp_nonce")}
+    name = KeyTemplate.parse(key).render(values)
+    try:
+        lock = lock_info(rlock(name, using=using).name, using)
+    except ERRORS as error:
+        return panel | {"problem": problem_text(using, error)}
+    if lock is None or not lock.holders:
+        return panel
+    return panel | {"lock": lock, "holder": lock.holder, "target": Target.of(lock)}
 
 
 def _time(seconds: float | None, at: float | None, step: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.sessions.models import Session
 from playwright.sync_api import Page, Route, expect
 from pytest_django import Settings
 
@@ -127,6 +128,26 @@ def test_focus_stays_on_each_element_when_something_comes_above_it(page: Page, r
         page.wait_for_function("shown => document.querySelectorAll('p.news').length > shown", arg=shown)
         focused = page.evaluate("(e => [e.tagName, e.href, e.value, e.textContent])(document.activeElement)")
         assert focused == name
+
+
+def test_the_list_leads_to_the_login_after_the_session_has_ended(page: Page) -> None:
+    page.clock.install()
+    page.reload()
+    login = page.get_by_role("link", name="Log in again")
+    expect(login).to_be_hidden()
+    Session.objects.all().delete()
+    page.clock.run_for(5100)
+    expect(page.get_by_text("Your session has ended.")).to_be_visible()
+    login.click()
+    page.wait_for_url(f"**/login/?next={LIST}")
+
+
+def test_a_long_name_takes_three_lines_of_the_list(page: Page, redis_client: redis.Redis) -> None:
+    plant_locks(redis_client, 1, 1, prefix=f"rlock:{'7' * 900}:", longer=3600)
+    page.reload()
+    link = page.get_by_role("row").locator(".field-lock a")
+    lines = "link => link.clientHeight / parseFloat(getComputedStyle(link).lineHeight)"
+    assert link.evaluate(lines) == pytest.approx(3, abs=0.2)
 
 
 def test_the_search_field_does_not_stop_the_refresh(page: Page, redis_client: redis.Redis) -> None:

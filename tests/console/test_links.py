@@ -5,10 +5,14 @@ from html import unescape
 
 import pytest
 import redis
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
+from django_rlock import rlock
+from django_rlock.locks.records import WorkingOn
+from tests.console.conftest import LogIn
 from tests.console.pages import FORCE, LIST, PROCESSES, detail, rows, target, text
 from tests.console.processes import Process
 from tests.console.reporting import held
@@ -50,6 +54,27 @@ def test_a_holder_leads_to_its_process_its_user_its_task_and_all_that_it_holds(
         assert owner.client not in processes
     for expected in (f"web-1</bdi> · pid {web.pid}", "celery", "alive", "0.", f"?process={stock.holder.short_client}"):
         assert expected in processes
+
+
+@pytest.mark.parametrize(("permissions", "shown"), [("view_lock view_user", "bob"), ("view_lock", "7")])
+def test_a_user_has_a_name_for_who_may_view_users(log_in: LogIn, permissions: str, shown: str) -> None:
+    client = log_in(permissions)
+    User.objects.create(pk=7, username="bob")
+    with WorkingOn({"route": "POST /buy/", "user": "7"}), rlock("stock:1"):
+        page = text(client, detail("stock:1"))
+    assert f'<a href="{reverse("admin:auth_user_change", args=["7"])}"><bdi>{shown}</bdi></a>' in page
+
+
+@pytest.mark.parametrize("pk", ["bob", "9" * 40, "\0"])
+def test_a_user_that_no_process_of_ours_has_reported(operator: Client, pk: str) -> None:
+    with WorkingOn({"route": "POST /buy/", "user": pk}), rlock("stock:1"):
+        assert "POST /buy/" in text(operator, detail("stock:1"))
+
+
+def test_a_long_name_is_in_the_title_of_its_link(operator: Client, redis_client: redis.Redis) -> None:
+    long = "invoice:" + "7" * 892
+    redis_client.hset(f"rlock:{long}", JAVA, 1)
+    assert f'title="{long}"' in text(operator, f"{LIST}?scan=1")
 
 
 def waited(name: str) -> bool:

@@ -40,6 +40,20 @@ def test_the_summary_counts_deadlocks_waiters_and_holders(operator: Client, redi
     assert "<b>61</b> held" in page
     assert "<b>4</b> processes" in page
     assert "rlock-trouble" not in page
+    for link in (f"{LIST}?state=deadlock", f"{LIST}?state=silent", f"{LIST}?waiting=1&amp;o=-waiting", detail("ours")):
+        assert f'<a href="{link}">' in page
+
+
+def test_the_figure_of_waiters_leads_to_the_locks_that_they_wait_for(
+    operator: Client, redis_client: redis.Redis
+) -> None:
+    plant_locks(redis_client, 3, 1)
+    with Process("web-1") as holder, Process("web-2") as waiter:
+        holder.acquire("ours")
+        waiter.wait("ours")
+        url = f"{LIST}?waiting=1&o=-waiting"
+        page = eventually(lambda: rows(page := text(operator, url)) == ["ours"] and page)  # once both are reported
+    assert '<input type="hidden" name="waiting" value="1">' in page
 
 
 def test_a_silent_holder_is_trouble(operator: Client, redis_client: redis.Redis) -> None:
@@ -49,7 +63,7 @@ def test_a_silent_holder_is_trouble(operator: Client, redis_client: redis.Redis)
         dead.kill()
         fall_silent(redis_client, dead)
         page = text(operator, LIST)
-    assert re.search(r'<li class="rlock-trouble"><b>1</b> silent holder</li>', page)
+    assert re.search(r'<li class="rlock-trouble"><a [^>]*><b>1</b> silent holder</a></li>', page)
     assert rows(page) == ["stock:1"]
 
 

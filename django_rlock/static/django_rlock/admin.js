@@ -19,6 +19,7 @@
 
   function show(key) {
     const text = status?.querySelector("[role=status]");
+    document.getElementById("rlock-login")?.toggleAttribute("hidden", key !== "ended");
     // Only changes are written, because each one is read out.
     if (text && text.textContent !== status.dataset[key]) {
       text.textContent = status.dataset[key];
@@ -37,6 +38,10 @@
     try {
       const headers = { "X-Rlock-Refresh": "1", ...(etag && { "If-None-Match": etag }) };
       const response = await fetch(location.href, { credentials: "same-origin", headers });
+      if (response.redirected || [401, 403].includes(response.status)) {
+        show("ended"); // the link loads this page again, which leads to the login
+        return;
+      }
       if (response.status === 304) {
         letTimePass();
         confirmedAt = performance.now();
