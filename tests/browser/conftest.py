@@ -2,7 +2,11 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
@@ -13,6 +17,7 @@ from tests.console.conftest import past  # noqa: F401 - a fixture
 from tests.console.pages import LIST
 from tests.eventually import PATIENCE
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGS = [
     "--headless",
@@ -57,9 +62,22 @@ def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
         assert problems == []
 
 
+@contextmanager
+def themed_site(theme: str, folder: Path) -> Iterator[str]:
+    """The address of a site under a theme of the admin."""
+    environment = os.environ | {"ADMIN_THEME": theme, "ADMIN_THEME_DATABASE": str(folder / "db.sqlite3")}
+    command = [sys.executable, "-m", "tests.browser.theme_site"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=PATIENCE)  # closes its input
+
+
 def log_in(page: Page) -> None:
     page.goto(f"/admin/login/?next={LIST}")
-    page.fill("#id_username", "alice")
-    page.fill("#id_password", "password")
+    page.fill("[name=username]", "alice")
+    page.fill("[name=password]", "password")
     page.click("[type=submit]")
     page.wait_for_url(f"**{LIST}")

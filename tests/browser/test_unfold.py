@@ -1,17 +1,13 @@
 """The package's pages under django-unfold, which replaces the admin's style sheets."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.accessibility import violations
-from tests.browser.conftest import log_in
+from tests.browser.conftest import log_in, themed_site
 from tests.console.crowd import beating, plant_locks
 from tests.console.pages import LIST, detail
 from tests.eventually import PATIENCE
@@ -19,20 +15,12 @@ from tests.forms import long
 
 pytest.importorskip("unfold", reason="django-unfold is not installed")
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a site under django-unfold."""
-    environment = os.environ | {"UNFOLD_DATABASE": str(tmp_path_factory.mktemp("unfold") / "db.sqlite3")}
-    command = [sys.executable, "-m", "tests.browser.unfold_site"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.communicate(timeout=PATIENCE)  # closes its input
+    with themed_site("unfold", tmp_path_factory.mktemp("unfold")) as address:
+        yield address
 
 
 @pytest.fixture(params=["light", *long("dark")])

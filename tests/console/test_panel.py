@@ -49,7 +49,7 @@ def test_the_button_leads_to_the_confirmation_and_back(operator: Client, redis_c
         sent = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', page)}
         assert sent.keys() == {"csrfmiddlewaretoken", "next", "lock"}
         confirmation = operator.post(FORCE, sent).content.decode()
-        assert f'href="{PAGE}" class="closelink"' in unescape(confirmation)
+        assert f'href="{PAGE}" class="rlock-cancel"' in unescape(confirmation)
         answer = operator.post(FORCE, sent | {"confirm": "yes"})
         assert answer["Location"] == PAGE
         assert not redis_client.exists("rlock:stock:42")

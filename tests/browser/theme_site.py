@@ -1,4 +1,4 @@
-"""A site under django-unfold, in a process of its own, because unfold replaces the admin site of its process.
+"""A site under a theme of the admin, in a separate process, because a theme replaces the admin of its process.
 
 Prints its address, and ends with its input.
 """
@@ -8,7 +8,7 @@ import sys
 
 import django
 
-os.environ["DJANGO_SETTINGS_MODULE"] = "tests.browser.unfold_settings"
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.browser.theme_settings"
 
 
 def main() -> None:
