@@ -514,7 +514,7 @@ def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_the_loo
 def test_a_look_at_the_tasks_of_a_loop_does_not_keep_the_loop(redis_client):
     async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
         with pytest.raises(LockTimeoutError):
-            await aenter(FairLock("stock:42", wait_time=0.001))
+            await aenter(FairLock("stock:42", wait_time=0.5))  # so long that it begins to wait on a busy machine
         loop = asyncio.get_running_loop()
         assert bridges._looks.get(loop)
         return weakref.ref(loop)

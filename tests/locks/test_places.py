@@ -82,6 +82,8 @@ async def test_under_a_name_two_addresses_of_a_server_are_as_two_processes(bindi
 
 async def test_under_another_address_of_the_server_its_holder_waits_too(binding, other_address, kind):
     outer, inner = kind("stock:1"), kind("stock:1", using="other")
+    async with binding.inside(kind("stock:2", using="other")):
+        """Connects, however busy this machine is."""
     await binding.acquire(outer)
     assert not await binding.acquire(inner, wait_time=0.01)
     with pytest.raises(LockNotOwnedError):
