@@ -209,9 +209,10 @@ class TransferredHold:
         self._handle: AbstractLock = lock._under_name(hold.owner_id)
         owner = NamedOwner(hold.owner_id)
         keys = hold.key, key_of(self._handle, owner)
-        self._drop = partial(_drop, hold, owner, keys)
+        former = hold.owner
+        self._drop = partial(_drop, hold, former, owner, keys)
         self._guard = guard(self, self._drop)
-        former, hold.owner = hold.owner, owner
+        hold.owner = owner
         hold.job, hold.scoped = None, 0  # neither a job nor a block ends it now
         hold.subscription = None  # it refers to the hold by its old key
         HOLDS.move(hold, keys[1], former)
@@ -228,9 +229,10 @@ class TransferredHold:
         disarm(self._guard)
 
 
-def _drop(hold: Hold, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
+def _drop(hold: Hold, former: Owner, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
     if hold.owner is not owner:
         return  # it was never detached
+    former.holds.pop(hold, None)  # ``move`` may have been interrupted
     if hold in HOLDS:
         hold.renewed, hold.ending = False, True
         clean_up(hold.lock.using, hold.keep_call() or hold.leave_call(), hold.deadline)
