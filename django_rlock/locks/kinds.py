@@ -240,7 +240,8 @@ class Kind(Generic[L]):
         return None
 
     def undo(self, lock: L, owner: Owner, asker: str) -> ScriptCall | None:
-        """Undoes an unwanted acquire. For a named owner only the ticket: its hold may belong to somebody else."""
+        """Undoes an unwanted acquire. For a named owner it undoes only the ticket: another thread or process
+        may rely on the hold."""
         return self.withdraw(lock, asker) if owner.is_named else self.leave(lock, asker)
 
     def release(self, lock: L, owner_id: str, left: int, lease: float) -> ScriptCall:

@@ -114,7 +114,7 @@ class Hold:
     shorter while the server keeps a granted lock only for the claim time. ``lost`` is the reason of a loss.
     ``lost_below`` is how many enclosing levels were lost before; their releases still raise LockLostError. ``token`` is
     the fencing token, for kinds that have one. ``late_lease`` is how long a late copy of its acquire could hold the
-    lock, in seconds; 0 if there is no copy. ``suspect`` is set while its renewal fails. ``planned`` is when the
+    lock, in seconds; it is 0 without such a copy. ``suspect`` is set while its renewal fails. ``planned`` is when the
     watchdog checks it next, and ``reported`` whether the loss was reported; only the watchdog writes these.
     ``subscription`` receives forced releases while the hold is kept. ``ending`` is set while its own owner frees it by
     force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a

@@ -209,7 +209,7 @@ class hold:  # noqa: N801 - read as a verb
 
 
 class _AnotherOwner:
-    """A thread that takes a lock, and keeps it until it is told to release it."""
+    """A thread that acquires a lock, and releases it on demand."""
 
     def __init__(self, lock: BaseLock) -> None:
         self.may_end = threading.Event()

@@ -4,8 +4,8 @@
 -- when it starts, and when it becomes a primary. So data that came back in an older state have the mark of another id,
 -- even in a process that was the primary before. They get a new, unique mark, like new data.
 --
--- Returns the node's run id if somebody has known its data for this quarantine, else the mark, which is empty if the
--- data have none; the longest quarantine of all who use the node, in ms; and the names of the other lists of nodes.
+-- Returns the node's run id if a process has known the node's data for this quarantine, otherwise the mark (empty if
+-- there is none); the longest quarantine of all who use the node, in ms; and the names of the other lists of nodes.
 
 -- The names of the other lists with the same prefix that were used on this node within the longest quarantine.
 local function other_lists(key, stored, list, longest)

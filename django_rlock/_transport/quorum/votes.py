@@ -454,7 +454,7 @@ class VotingRound:
         return tally
 
     def _screen_again(self) -> None:
-        """Doubt earlier votes, too, once a node has replied that somebody's leases are longer than was known."""
+        """Doubt earlier votes, too, once a node has replied that another process has longer leases."""
         if self.nodes.restarts.quarantine > self._quarantine:
             self._quarantine = self.nodes.restarts.quarantine
             for tally in self._tallies.values():
