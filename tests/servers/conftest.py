@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from typing import Any
 
@@ -21,6 +21,16 @@ SHORT = {"gunicorn-gthread", "uvicorn"}
 def _each(server: Server) -> Any:
     long = () if server.name in SHORT else pytest.mark.thorough
     return pytest.param(server, id=server.name, marks=long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the server's log where a test failed."""
+    report = yield
+    site = getattr(item, "funcargs", {}).get("site")
+    if report.failed and site is not None:
+        report.sections.append((f"Log of {site.server.name}", site.log()))
+    return report
 
 
 @pytest.fixture(scope="module", params=map(_each, SERVERS))

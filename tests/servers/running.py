@@ -157,6 +157,9 @@ class Site:
         os.kill(process.pid, number)
         eventually(lambda: process.log.read_text().count(begun) > before, PATIENCE)
 
+    def log(self) -> str:
+        return "\n".join(process.log.read_text(errors="replace") for process in self._processes)
+
     def connect(self) -> HTTPConnection:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         self._connections.append(connection)

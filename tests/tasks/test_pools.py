@@ -67,6 +67,8 @@ def test_a_cold_shutdown_loses_no_work(worker, start_worker, log):
     with start_worker(f"cold-{log}", "--pool", "prefork", "-c", "1") as cold:
         result = tasks.survives.apply_async([log], queue=cold.queue)
         (ended,) = starts(log, 1)
+        # Celery cancels only runs whose start the worker has noticed, and waits for the others.
+        until(lambda: (app.control.inspect([cold.hostname]).active() or {}).get(cold.hostname))
         cold.process.send_signal(signal.SIGQUIT)
         cold.process.wait(records.WAIT)
     forget(log, ended)
