@@ -196,7 +196,9 @@ _noticing = threading.Lock()
 
 
 def notice_fork() -> None:
-    """Forget the parent's resources if this process was forked without Python's hooks: rule 11 of docs/architecture.md.
+    """Forget the parent's resources if this process was forked without Python's hooks.
+
+    This is rule 11 of docs/design/architecture.md.
 
     uWSGI forks its workers in C, and runs Python's hooks only if an option says so. All workers would be one owner, and
     would enter each other's locks. So every call of a lock compares its process with ``pid`` first.

@@ -32,7 +32,7 @@ def by_sort(keys_of_locks: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 def hash_tag(key: str) -> str:
     """``{key}``, or the key itself if it already has a hash tag: all keys of a lock must be in one slot, because a
-    script runs on one node (rule 13 of docs/architecture.md)."""
+    script runs on one node (rule 13 of docs/design/architecture.md)."""
     return key if "{" in key else f"{{{key}}}"
 
 

@@ -422,8 +422,8 @@ class RetryingTopology(Topology):
         return await self._run_again(call, until, failure)
 
     async def _run_again(self, call: ScriptCall, until: float | None, failure: Exception) -> list[Any]:
-        # Counts are absolute, so a call that was executed can be sent again: rules 1 and 4 of docs/architecture.md. All
-        # tries share one REPLY_GRACE.
+        # Counts are absolute, so a call that was executed can be sent again: rules 1 and 4 of
+        # docs/design/architecture.md. All tries share one REPLY_GRACE.
         give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
         pauses = 0
         with_source = False

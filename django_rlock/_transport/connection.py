@@ -439,7 +439,7 @@ def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
     """Return a script's reply if it echoes ``nonce`` and has values that the script returns; otherwise raise redis-py's
     exception for the error."""
     # A connection may bring the reply to another command, whose caller was interrupted before it read that: rule 2 of
-    # docs/architecture.md.
+    # docs/design/architecture.md.
     if type(reply) is list and reply and reply[0] == nonce:
         if len(reply) == 2:
             if reply[1] in script.usual:  # without a further call

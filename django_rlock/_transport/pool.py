@@ -434,7 +434,7 @@ class ThreadBinding:
                 reply = _ask_by_source(connection, call, limit)
         except BaseException as error:
             # Its reply may still come, and would be read as the reply to the next command: rule 3 of
-            # docs/architecture.md.
+            # docs/design/architecture.md.
             let_go(server, connection, error)
             raise
         server.give_back(connection)

@@ -252,7 +252,7 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
                 abandon(lock, driver, attempt.undo(), lease)
         except BaseException as error:  # noqa: BLE001 - wait_for_replicas() raises it
             # The server may have executed the command, or may still: an unknown outcome is undone (rule 8 of
-            # docs/architecture.md).
+            # docs/design/architecture.md).
             HOLDS.restore(key, outer)
             abandon(lock, driver, attempt.undo(), lease, attempt.in_doubt)
             give_up_at = give_up_at or driver.now() + PATIENCE

@@ -121,7 +121,7 @@ class Attempt(Candidate):
             self.clocks = wall_offset()
         copies, self.in_doubt = self.in_doubt, True
         reply = await driver.run(call, until, self._leave if kind.writes else None)
-        # The server may still execute a copy of the command: rules 8 and 15 of docs/architecture.md.
+        # The server may still execute a copy of the command: rules 8 and 15 of docs/design/architecture.md.
         self.in_doubt = copies or call.sends > 1
         self.tries += 1
         # The deadline counts from before the command was sent: rule 7.

@@ -173,7 +173,7 @@ class AllOrNone:
         try:
             reply = await driver.run(call, self.until, lambda: group.release_call(owner_id))
             now = driver.now()
-            # Counted from before the command was sent: a later reply proves nothing (rule 7 of docs/architecture.md).
+            # Counted from before the command was sent: see rule 7 of docs/design/architecture.md.
             if reply[1] == OK and now < call.sent_at + lease:
                 holds = self._holds_in(group, owner_id, call, lease, reply, calling_line())
                 self._note_taken(group, holds)

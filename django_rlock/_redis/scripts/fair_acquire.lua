@@ -80,7 +80,7 @@ if holds and not fields['mode'] then
     if member ~= owner then
         redis.call('zrem', queue, member)
     end
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the HSET. A longer lease
+    -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the HSET. A longer lease
     -- stays: this may be a late copy, and under a name chosen by the caller, another process may rely on it.
     redis.call('pexpire', lock, math.max(left, tonumber(ARGV[4])))
     if holds ~= count then

@@ -24,7 +24,7 @@ if ARGV[3] == '0' then
     hand_on(KEYS[1], KEYS[2], KEYS[3], ARGV[5], KEYS[4], KEYS[5], KEYS[6])
 else
 -- include: lease
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+    -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
 end

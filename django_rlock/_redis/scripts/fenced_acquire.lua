@@ -25,7 +25,7 @@ if redis.call('exists', KEYS[1]) == 0 then
     return {ARGV[1], 'OK', token}
 end
 if owns(KEYS[1], ARGV[2]) then
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+    -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     -- An owner that knows of no hold may have released it, and a failover or old data may have brought the hold back.

@@ -22,7 +22,7 @@ if not owns(KEYS[1], ARGV[2]) then
     return {ARGV[1], 0}
 end
 local before = redis.call('pttl', KEYS[1])
--- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+-- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
 redis.call('pexpire', KEYS[1], ARGV[3])
 redis.call('hset', KEYS[1], kept, 1)
 redis.call('hdel', KEYS[1], ARGV[2])

@@ -13,7 +13,7 @@ local function release_reader(lock, holds, channel, owner, left, lease_ms, each_
     if left == 0 or not alive then
         drop(lock, holds, owner, held)
     else
-        -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+        -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
         lease = math.max(lease, tonumber(lease_ms))
         redis.call('pexpire', lock, math.max(redis.call('pttl', lock), lease))
         redis.call('hset', lock, owner, left)

@@ -27,7 +27,7 @@ end
 
 local left = redis.call('pttl', KEYS[1]) -- -2: nobody has it
 if left ~= -2 and redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+    -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], math.max(left, tonumber(ARGV[4])))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     return {ARGV[1], 'OK', tonumber(redis.call('get', KEYS[2])) or next_token(KEYS[2], ARGV[5]), now_us(), unpack(marked())}

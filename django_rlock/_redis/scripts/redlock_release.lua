@@ -16,7 +16,7 @@
 local held = redis.call('hexists', KEYS[1], ARGV[2])
 if ARGV[3] ~= '0' then
     if held == 1 then
-        -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+        -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
         redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
         redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     end

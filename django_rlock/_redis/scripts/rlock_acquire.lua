@@ -21,7 +21,7 @@ end
 -- include: owns
 
 if owns(KEYS[1], ARGV[2]) then
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+    -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     return {ARGV[1], 'OK'}

@@ -12,7 +12,7 @@
 -- include: write_waiters
 
 local writers = KEYS[2]
--- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+-- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
 redis.call('pexpire', writers, ARGV[3])
 for _, writer in ipairs(redis.call('zrange', writers, 0, -1)) do
     if writer == ARGV[2] or string.sub(writer, 1, 36) == string.sub(ARGV[2], 1, 36) then

@@ -26,7 +26,7 @@ local function take_for_writer(lock, writers, owner, lease_ms)
 end
 
 local function set_write_holds(lock, owner, count, lease_ms)
-    -- PEXPIRE first (rule 5 of docs/architecture.md): a full server allows it, and after it the other writes.
+    -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', lock, no_shorter(lock, lease_ms))
     redis.call('hset', lock, owner .. ':write', count)
 end
