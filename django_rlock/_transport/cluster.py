@@ -189,29 +189,22 @@ class SlotMap:
 
         Silent nodes must not use up the time of the round: all known nodes may have other addresses now.
         """
-        for node in list(self._nodes):
-            asking.asked.add(node)
-            threads.Call(partial(self._ask_node, node), partial(asking.note_reply, node)).start()
-            asking.step.wait(ASK_NEXT_AFTER)
-            if not self._lacks_reply(asking):
-                return
-        while asking.asked and self._lacks_reply(asking):
-            asking.step.wait(asking.left)
-
-    def _lacks_reply(self, asking: _Round) -> bool:
-        return self.stale and asking.goes_on()
+        nodes = deque(self._nodes)
+        while self.stale and asking.goes_on() and (nodes or asking.asked):
+            if nodes:
+                node = nodes.popleft()
+                asking.asked.add(node)
+                threads.Call(partial(self._ask_node, node), partial(asking.note_reply, node)).start()
+            asking.step.wait(ASK_NEXT_AFTER if nodes else asking.left)
 
     def _ask_node(self, node: Address) -> None:
-        ranges = self._ranges_in(self._ask(node), node)
-        if ranges and self.stale:  # the first reply counts
-            self._learn(ranges)
-
-    def _ranges_in(self, reply: Any, node: Address) -> list[tuple[int, int, Address]]:
-        return [
+        ranges = [
             (start, end, self.redirected(host, port, node))
-            for start, end, (host, port, *_), *_ in reply
+            for start, end, (host, port, *_), *_ in self._ask(node)
             if 0 <= start <= end < SLOTS
         ]
+        if ranges and self.stale:  # the first reply counts
+            self._learn(ranges)
 
     def _learn(self, ranges: Sequence[tuple[int, int, Address]]) -> None:
         # A new list, since other threads read the former one meanwhile.
@@ -281,7 +274,9 @@ class ClusterClient:
         self._factory = factory
         self._params = params
         self._addresses = NodeAddresses(factory.options.get("NODE_ADDRESSES", {}))
-        self.start = [_address_in(params["url"]), *startup_nodes(factory.options.get("STARTUP_NODES", ()))]
+        url = urlsplit(params["url"])
+        first = url.hostname or "localhost", url.port or _DEFAULT_PORT
+        self.start = [first, *startup_nodes(factory.options.get("STARTUP_NODES", ()))]
         """The nodes that the settings name."""
         self._clusters: dict[int, Any] = {}  # by process; redis-py's cluster client is half typed
 
@@ -309,9 +304,11 @@ class ClusterClient:
 
     def make_pool(self, address: Address) -> redis.ConnectionPool:
         """A new pool of connections to one node."""
-        made: redis.ConnectionPool = self._factory.get_connection_pool(
-            self._params | {"url": _url_at(self._params["url"], address)}
-        )
+        parts = urlsplit(self._params["url"])
+        user = parts.netloc.rpartition("@")[0]
+        node = written(address)
+        url = parts._replace(netloc=f"{user}@{node}" if user else node).geturl()
+        made: redis.ConnectionPool = self._factory.get_connection_pool(self._params | {"url": url})
         return made
 
     def disconnect(self) -> None:
@@ -321,10 +318,9 @@ class ClusterClient:
             cluster.disconnect_connection_pools()
 
     def _connected(self) -> Any:
-        return self._clusters.get(os.getpid()) or self._connected_first()
-
-    def _connected_first(self) -> Any:
         """Threads that are the first to ask, at the same time, get the same one; another closes itself."""
+        if known := self._clusters.get(os.getpid()):
+            return known
         try:
             made = self._connect()
         except RedisClusterException as error:  # which is not a RedisError
@@ -335,7 +331,8 @@ class ClusterClient:
         factory = self._factory
         options = {
             "startup_nodes": list(itertools.starmap(ClusterNode, self.start)),
-            "address_remap": self._remap,
+            # redis-py does not say which node announced an address.
+            "address_remap": lambda named: self.reached(named[0], named[1], self.start[0]),
             # redis-py then reloads the map at each MOVED, and remaps it; otherwise it would follow MOVED unmapped.
             **({"reinitialize_steps": 1} if factory.options.get("NODE_ADDRESSES") else {}),
             **self._params,
@@ -343,9 +340,6 @@ class ClusterClient:
             **factory.redis_client_cls_kwargs,
         }
         return MappedCluster(**options)
-
-    def _remap(self, named: Address) -> Address:
-        return self.reached(*named, self.start[0])  # redis-py does not say which node announced it
 
 
 class ClusterFactory:
@@ -378,18 +372,6 @@ def _disconnect(clients: dict[str, ClusterClient]) -> None:
 
 
 _clients: Owned[dict[str, ClusterClient]] = Owned("connections", dict, stop=_disconnect)
-
-
-def _address_in(url: str) -> Address:
-    parts = urlsplit(url)
-    return parts.hostname or "localhost", parts.port or _DEFAULT_PORT
-
-
-def _url_at(url: str, address: Address) -> str:
-    parts = urlsplit(url)
-    user = parts.netloc.rpartition("@")[0]
-    node = written(address)
-    return parts._replace(netloc=f"{user}@{node}" if user else node).geturl()
 
 
 # --- the topology -----------------------------------------------------------------------------------------------------
@@ -436,7 +418,12 @@ class Cluster(RetryingTopology):
         return await super().run(call, until, undo)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        by_node = self._by_node(calls)
+        if self._slots.stale:
+            self._slots.refresh()
+        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
+        for call in calls:
+            call.template = call.template.sharded(self._to_all)
+            by_node[self._slots.owner(slot_of(call.key))].append(call)
         found = await self._gather([self._ask(address, group) for address, group in by_node.items()])
         grouped = itertools.chain.from_iterable(by_node.values())
         replies = dict(zip(grouped, itertools.chain.from_iterable(found), strict=True))
@@ -447,15 +434,6 @@ class Cluster(RetryingTopology):
         if any(isinstance(reply, LockUnavailableError) for reply in replies):
             self._slots.doubt(address)
         return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
-
-    def _by_node(self, calls: Sequence[ScriptCall]) -> dict[Address, list[ScriptCall]]:
-        if self._slots.stale:
-            self._slots.refresh()
-        by_node: dict[Address, list[ScriptCall]] = defaultdict(list)
-        for call in calls:
-            call.template = call.template.sharded(self._to_all)
-            by_node[self._slots.owner(slot_of(call.key))].append(call)
-        return by_node
 
     async def _exchange_redirected(self, call: ScriptCall, packed: bytes, nonce: bytes, limit: float) -> list[Any]:
         if self._slots.stale:

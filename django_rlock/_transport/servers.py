@@ -138,13 +138,12 @@ def clients_of(using: str, within: float) -> dict[str, redis.Redis]:
     if cluster is not None:
         hurried = cluster.limited(partial(_limit, longest=within))
         return {address_of(client): client for client in hurried.primaries()}
-    return {redacted(get_settings(alias).cache): _own_client(alias, within) for alias in server_aliases(using)}
-
-
-def _own_client(using: str, within: float) -> redis.Redis:
-    reached = _make_source(using)  # it has its own pool, so its options may be changed
-    _limit(reached.pool.connection_kwargs, longest=within)
-    return redis.Redis(connection_pool=reached.pool)
+    clients = {}
+    for alias in server_aliases(using):
+        pool = _make_source(alias).pool  # its own pool, so its options may be changed
+        _limit(pool.connection_kwargs, longest=within)
+        clients[redacted(get_settings(alias).cache)] = redis.Redis(connection_pool=pool)
+    return clients
 
 
 def _limit(options: dict[str, Any], longest: float) -> None:
@@ -197,15 +196,6 @@ def _refuse_shards(using: str, client: Any) -> NoReturn:
         f"spreads keys over servers that know nothing of each other, and one lock would be on several. Name a cache on "
         f"one server in RLOCK[{using!r}]['CACHE'], or several servers in NODES for RedLock."
     )
-
-
-def _refuse_fakes(using: str, entry: str, connection_class: type) -> None:
-    if connection_class.__module__.partition(".")[0] == "fakeredis":
-        raise ImproperlyConfigured(
-            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose connection class is fakeredis's "
-            f"{connection_class.__name__}: it opens no socket, and locks need one. In tests use "
-            f"django_rlock.testing.override_locks() or the pytest fixture rlocks, which run fakeredis as a server."
-        )
 
 
 @contextmanager
@@ -294,15 +284,34 @@ def _make_source(using: str) -> Source:
             pool = _like(_djangos_pool(using, own_client(made)))
         else:
             factory = made.client.connection_factory
-            pool = _make_pool(type(factory)(factory.options), primary_url(made))  # with its own sentinels
+            own = type(factory)(factory.options)  # with its own sentinels
+            pool = own.get_connection_pool(own.make_connection_params(primary_url(made)))
         refuse_unusable(pool.connection_kwargs)
+        _refuse_unusable_classes(using, entry, pool)
         if isinstance(pool, redis.sentinel.SentinelConnectionPool):
-            _check_sentinel(using, entry, pool)
             _hurry(pool.sentinel_manager)
-        _refuse_fakes(using, entry, pool.connection_class)
         found = Source(pool)
         pool.connection_class(**found.options)  # this makes no connection, and refuses unknown options
     return found
+
+
+def _refuse_unusable_classes(using: str, entry: str, pool: Any) -> None:
+    """Raise ImproperlyConfigured for classes of connections that cannot carry locks."""
+    made = pool.connection_class
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool) and not issubclass(
+        made, redis.sentinel.SentinelManagedConnection
+    ):
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose LOCATION begins with rediss:// or unix://, which redis-py "
+            f"does not take behind sentinels. Write 'redis://{pool.service_name}/0', and for TLS "
+            f"OPTIONS['CONNECTION_POOL_KWARGS'] = {{'ssl': True}}."
+        )
+    if made.__module__.partition(".")[0] == "fakeredis":
+        raise ImproperlyConfigured(
+            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose connection class is fakeredis's "
+            f"{made.__name__}: it opens no socket, and locks need one. In tests use "
+            f"django_rlock.testing.override_locks() or the pytest fixture rlocks, which run fakeredis as a server."
+        )
 
 
 def needs_no_cache(using: str) -> bool:
@@ -328,15 +337,6 @@ def _pool_without_cache(using: str) -> redis.ConnectionPool:
     return redis.ConnectionPool.from_url(options.cache)
 
 
-def _start_store(using: str, pool: redis.ConnectionPool) -> None:
-    """Start the server that an alias's store needs, which takes longer than a call may."""
-    if _is_in_memory(using):
-        quarantine = get_settings(using).longest_lease if NODE_MARK in using else None
-        _memory().start(_place_in_memory(using), quarantine)
-    elif get_settings(using).cache.startswith(EMBEDDED):
-        _embedded().start(pool)
-
-
 def _embedded() -> ModuleType:
     from django_rlock import _embedded
 
@@ -355,11 +355,6 @@ def _is_tested_without_redis(using: str) -> bool:
     stay in the process then, as its e-mails do.
     """
     return names_no_place(using) and is_test() and _memory().has_extra()
-
-
-def _make_pool(factory: Any, url: str) -> redis.ConnectionPool:
-    pool: redis.ConnectionPool = factory.get_connection_pool(factory.make_connection_params(url))
-    return pool
 
 
 def _djangos_pool(using: str, client: Any) -> Any:
@@ -384,15 +379,6 @@ def _like(pool: Any) -> redis.ConnectionPool:
     own: redis.ConnectionPool = copy(pool)  # with the same options, which the project's class may renew
     own.reset()
     return own
-
-
-def _check_sentinel(using: str, entry: str, pool: Any) -> None:
-    if not issubclass(pool.connection_class, redis.sentinel.SentinelManagedConnection):
-        raise ImproperlyConfigured(
-            f"RLOCK[{using!r}] uses CACHES[{entry!r}], whose LOCATION begins with rediss:// or unix://, which redis-py "
-            f"does not take behind sentinels. Write 'redis://{pool.service_name}/0', and for TLS "
-            f"OPTIONS['CONNECTION_POOL_KWARGS'] = {{'ssl': True}}."
-        )
 
 
 def _hurry(manager: Any) -> None:
@@ -470,7 +456,12 @@ class SparingServer(Server):
 def _make_server(key: _Key) -> Server:
     using, node, purpose = key
     reached = source(using, node).within(_longest(using, purpose))
-    _start_store(using, reached.pool)
+    # The server that an alias's store needs is started here, since that takes longer than a call may.
+    if _is_in_memory(using):
+        quarantine = get_settings(using).longest_lease if NODE_MARK in using else None
+        _memory().start(_place_in_memory(using), quarantine)
+    elif get_settings(using).cache.startswith(EMBEDDED):
+        _embedded().start(reached.pool)
     max_connections = get_settings(using).max_connections if purpose == "calls" else None
     options = reached.connect, reached.reply_limit, max_connections, partial(_leave, using, node)
     if purpose in {"calls", "listening"}:
