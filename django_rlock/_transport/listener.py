@@ -191,11 +191,6 @@ class Listener:
 
     # --- waking ------------------------------------------------------------------------------------------------------
 
-    def _wake_everybody(self, channel: Channel, payload: str) -> None:
-        for ref in snapshot(channel.lines.get(EVERYBODY, ())):
-            if waiter := ref():
-                waiter.receive(payload)
-
     def wake_next(self, name: str, token: str | None, ticket: str = "") -> None:
         """Wake the waiter that has waited longest in the queue of this token, if there is one."""
         channel = self.channels.get(name)
@@ -211,7 +206,7 @@ class Listener:
             if waiter := ref():
                 waiter.ticket = ticket
                 waiter.wake()
-                if not waiter.has_left():
+                if not waiter.has_left:
                     return
             with contextlib.suppress(ValueError):  # collected, or left without using its wake-up
                 line.remove(ref)
@@ -229,8 +224,9 @@ class Listener:
         channel = self.channels.get(name)
         if channel is None:
             return
-        if EVERYBODY in channel.lines:
-            self._wake_everybody(channel, payload)
+        for ref in snapshot(channel.lines.get(EVERYBODY, ())):
+            if waiter := ref():
+                waiter.receive(payload)
         ticket, _, token = payload.partition(" ")
         if token in channel.lines:
             self._woken.append((token, monotonic()))
@@ -244,7 +240,16 @@ class Listener:
 
     def subscribe(self, channel: Channel) -> None:
         """Let the subscriber of the channel's node subscribe to it."""
-        subscriber = channel.subscriber = self._subscriber_at(self._location(channel.name))
+        node = self._location(channel.name)
+        subscriber = self.subscribers.get(node)
+        if subscriber is None:
+            made = self._make_subscriber(self, node)
+            subscriber = self.subscribers.setdefault(node, made)
+            if subscriber is not made:  # another thread was faster
+                made.stop()
+            if self._is_stopped:  # meanwhile, or before: who asks has the listener of former settings
+                subscriber.stop()
+        channel.subscriber = subscriber
         subscriber.subscribe(channel.name)
 
     def confirm(self, name: str) -> None:
@@ -322,17 +327,6 @@ class Listener:
         """The node of a cluster that publishes to a channel."""
         return None
 
-    def _subscriber_at(self, node: Address | None) -> Subscribing:
-        if found := self.subscribers.get(node):
-            return found
-        made = self._make_subscriber(self, node)
-        found = self.subscribers.setdefault(node, made)
-        if found is not made:  # another thread was faster
-            made.stop()
-        if self._is_stopped:  # meanwhile, or before: who asks has the listener of former settings
-            found.stop()
-        return found
-
     def stop(self) -> None:
         """End the reading threads."""
         self._is_stopped = True
@@ -346,11 +340,11 @@ class Listener:
 class ListenerWaiter:
     """Waits in a channel's queue; threads and tasks differ in how they sleep."""
 
-    __slots__ = ("__weakref__", "_closed", "_left", "_listener", "channel", "ticket", "token")
+    __slots__ = ("__weakref__", "_closed", "_listener", "channel", "has_left", "ticket", "token")
 
     def __init__(self, listener: Listener, channel: str, token: str | None) -> None:
         self._listener = listener
-        self._closed = self._left = False
+        self._closed = self.has_left = False
         self.channel = channel
         self.token = token
         self.ticket = ""
@@ -368,19 +362,11 @@ class ListenerWaiter:
     def close(self, asked: bool = True) -> None:
         if self._closed:
             return
-        self._left = True
+        self.has_left = True
         self._listener.remove(self)
-        if not asked or self._has_unused_wake_up():
-            self._pass_on()
-        self._closed = True
-
-    def has_left(self) -> bool:
-        """Whether it no longer waits."""
-        return self._left
-
-    def _pass_on(self) -> None:
-        if self.token is None:
+        if self.token is None and (not asked or self._has_unused_wake_up()):
             self._listener.wake_next(self.channel, None)
+        self._closed = True
 
     def _has_unused_wake_up(self) -> bool:
         raise NotImplementedError

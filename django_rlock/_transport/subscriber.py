@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, NoPermissionError, RedisError
+from redis.exceptions import MovedError, NoPermissionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
@@ -113,9 +113,8 @@ class Subscriber:
         if not self._instance.enter():
             return  # another thread runs it
         self._runs = True
-        with selectors.DefaultSelector() as selector:
-            self._selector = selector
-            selector.register(self._inner, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._inner, selectors.EVENT_READ)
             lost: BaseException | None = None
             while not self._stopped:
                 try:
@@ -137,24 +136,18 @@ class Subscriber:
         now = monotonic()
         if self._inbox or self.connection is None:
             self._subscribe_to_new()
+        left: float | None = None
         if self.connection is not None:
             self._look_after(now)
-        for key, _ in self._selector.select(self._sleep_for(now)):
+        if self.connection is not None:  # else there was nothing left to listen for
+            reply_by = self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by
+            left = max(min(self._prune_at, self._leave_at, reply_by) - now, 0.0)
+        for key, _ in self._selector.select(left):
             if key.fileobj is self._inner:
-                self._drain()
+                with contextlib.suppress(BlockingIOError):
+                    self._inner.recv(4096)  # what is left makes it readable again
             elif self.connection is not None:
                 self._read(self.connection)
-
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._inner.recv(4096)  # what is left makes it readable again
-
-    def _sleep_for(self, now: float) -> float | None:
-        if self.connection is None:
-            return None
-        due = min(self._prune_at, self._leave_at)
-        due = min(due, self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by)
-        return max(due - now, 0.0)
 
     def _subscribe_to_new(self) -> None:
         names = []
@@ -215,7 +208,14 @@ class Subscriber:
 
     def _take(self, reply: Any) -> None:
         if isinstance(reply, ErrorReply):
-            self._take_error(server_error(str(reply)))
+            error = server_error(str(reply))
+            if not isinstance(error, NoPermissionError) or not self._asked:
+                raise error
+            channel = self._asked.popleft()
+            if channel != _PING:  # any reply to that is a sign of life
+                log(logger, logging.DEBUG if self._has_warned else logging.WARNING, _FORBIDDEN, channel, error)
+                self._has_warned = True
+                self._listener.refuse(channel)
             return
         if not isinstance(reply, list):  # PONG, without a subscription
             reply = [b"pong", _PING.encode()]
@@ -223,16 +223,6 @@ class Subscriber:
         if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe", "pong"}:
             self._asked.popleft()
         self._deliver(kind, channel, data)
-
-    def _take_error(self, error: RedisError) -> None:
-        if not isinstance(error, NoPermissionError) or not self._asked:
-            raise error
-        channel = self._asked.popleft()
-        if channel == _PING:  # any reply is a sign of life
-            return
-        log(logger, logging.DEBUG if self._has_warned else logging.WARNING, _FORBIDDEN, channel, error)
-        self._has_warned = True
-        self._listener.refuse(channel)
 
     def _deliver(self, kind: str, channel: str, data: Any) -> None:
         if kind == "message":
@@ -253,15 +243,12 @@ class Subscriber:
         if self._reply_by is None and now >= self._heard_at + PING_AFTER:
             self._ask_for(_PING, pack_command("PING"))
         if now >= self._prune_at:
-            self._drop_idle(now)
-
-    def _drop_idle(self, now: float) -> None:
-        self._prune_at = now + _PRUNE_EVERY
-        idle = self._listener.idle_channels(self)
-        if idle:
-            self._send(*map(self._farewell, idle))
-        if not self._listener.wanted(self):
-            self._hang_up()
+            self._prune_at = now + _PRUNE_EVERY
+            idle = self._listener.idle_channels(self)
+            if idle:
+                self._send(*map(self._farewell, idle))
+            if not self._listener.wanted(self):
+                self._hang_up()
 
     def _hang_up(self) -> None:
         connection, self.connection = self.connection, None
@@ -361,28 +348,21 @@ class ShardSubscriber(Subscriber):
     def _deliver(self, kind: str, channel: str, data: Any) -> None:
         if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
             super()._deliver("message", channel, data)
-        elif kind in {"ssubscribe", "subscribe"}:
-            self._has_subscribed(kind, channel)
-        elif kind == "sunsubscribe":
-            self._has_unsubscribed(channel)
-
-    def _has_subscribed(self, kind: str, channel: str) -> None:
-        # One after the other: had the slot moved, the plain channel would be subscribed on two nodes, and messages come
-        # twice. The mark comes last: too few marks cost a message, too many a wake-up.
-        if kind == "subscribe":
-            self._ask_for(plain_mark(channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
-        elif is_redissons(channel):
+        # Three subscriptions, one after the other: had the slot moved, the plain channel would be subscribed on two
+        # nodes, and messages come twice. The mark comes last: too few marks cost a message, too many a wake-up.
+        elif kind == "ssubscribe" and is_redissons(channel):
             self._ask_for(channel, pack_command("SUBSCRIBE", channel))
-        else:
+        elif kind == "subscribe":
+            self._ask_for(plain_mark(channel), pack_command("SSUBSCRIBE", plain_mark(channel)))
+        elif kind == "ssubscribe":
             super()._deliver("subscribe", marked(channel), b"")
-
-    def _has_unsubscribed(self, channel: str) -> None:
-        if is_redissons(channel):
-            self._send(pack_command("UNSUBSCRIBE", channel))
-        if self._listener.wants(self, channel):
-            # This process did not unsubscribe: the slot has moved to another node.
-            self._listener.slots.doubt(self._address)
-            self._listener.follow([channel])
+        elif kind == "sunsubscribe":
+            if is_redissons(channel):
+                self._send(pack_command("UNSUBSCRIBE", channel))
+            if self._listener.wants(self, channel):
+                # This process did not unsubscribe: the slot has moved to another node.
+                self._listener.slots.doubt(self._address)
+                self._listener.follow([channel])
 
     def _lose(self, error: BaseException) -> None:
         super()._lose(error)
