@@ -54,7 +54,8 @@ class Quorum(Topology):
                 if self._cut_off_since is None:
                     self._cut_off_since = self.now()
                 reasons = self._reasons_of(error)
-                if _is_refused(error):
+                # If the nodes understood the call and refused it, retrying cannot help.
+                if all(is_final(each) and not ends_connection(each) for each in error.errors.values()):
                     raise
                 if self.now() >= self._give_up_at(suited, until) or self._is_down(error):
                     raise QuorumNotReachedError(call.name, reasons, error.nodes) from None
@@ -82,7 +83,8 @@ class Quorum(Topology):
     def _is_down(self, error: QuorumNotReachedError) -> bool:
         """Whether too few nodes have listened for longer than callers wait for them, according to all callers
         together."""
-        if not _too_few_listen(error):
+        refused = sum(isinstance(each, NodeDownError) and each.refused for each in error.errors.values())
+        if 2 * (error.nodes - refused) > error.nodes:
             self._refused_since = None
             return False
         now = self.now()
@@ -125,14 +127,3 @@ def _suited(call: ScriptCall) -> QuorumCall:
             f"Use rlock() without kind=, or an alias with CACHE."
         )
     return call
-
-
-def _is_refused(error: QuorumNotReachedError) -> bool:
-    """Whether retrying cannot help, because the nodes understood the call and refused it."""
-    return all(is_final(each) and not ends_connection(each) for each in error.errors.values())
-
-
-def _too_few_listen(error: QuorumNotReachedError) -> bool:
-    """Whether so many nodes refuse connections that the others cannot form a quorum."""
-    refused = sum(isinstance(each, NodeDownError) and each.refused for each in error.errors.values())
-    return 2 * (error.nodes - refused) <= error.nodes

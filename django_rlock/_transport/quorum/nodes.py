@@ -293,13 +293,10 @@ class OtherLists:
         for name, other in threads.snapshot(self._others.items()):
             if now >= other.seen + SETTLED and now <= other.used + FRESH:
                 other.members.setdefault(node, False)
-                self._judge(name, other)
-
-    def _judge(self, name: str, other: _Other) -> None:
-        common = self._size - threads.snapshot(other.members.values()).count(False)
-        if name not in self._reported and not must_meet(self._size, other.size, common):
-            self._reported.add(name)
-            log(logger, logging.ERROR, APART, self._using, self._size, other.size, common)
+                common = self._size - threads.snapshot(other.members.values()).count(False)
+                if name not in self._reported and not must_meet(self._size, other.size, common):
+                    self._reported.add(name)
+                    log(logger, logging.ERROR, APART, self._using, self._size, other.size, common)
 
 
 # --- the nodes of an alias --------------------------------------------------------------------------------------------

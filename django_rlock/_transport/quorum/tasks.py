@@ -106,24 +106,22 @@ class TaskSession:
 
     def hear_failure(self, slot: _NodeSlot, reply: Exception) -> None:
         """The same for an error: repeat the call if that may help."""
-        if isinstance(reply, ErrorReply):
+        connection = slot.connection
+        if isinstance(reply, ErrorReply) and connection is not None:
             if str(reply).startswith("NOSCRIPT"):
-                self._send_source(slot)
+                if connection.is_open:
+                    nonce = next_nonce()
+                    connection.send(pack(slot.call, nonce, with_source=True), (nonce, slot.call.script), slot)
+                else:
+                    slot.set_result(RedisConnectionError("Its connection broke"))
                 return
             reply = server_error(str(reply))
-            if is_reply_that_ends_connection(reply) and slot.connection is not None:
+            if is_reply_that_ends_connection(reply):
                 self._transport.nodes.note_error(slot.node, reply)
-                slot.connection.break_off(reply)  # which gives it to this slot, too
+                connection.break_off(reply)  # which gives it to this slot, too
                 return
         if not self._will_ask_again(slot, reply):
             self.hear(slot, reply)
-
-    def _send_source(self, slot: _NodeSlot) -> None:
-        nonce = next_nonce()
-        if slot.connection is not None and slot.connection.is_open:
-            slot.connection.send(pack(slot.call, nonce, with_source=True), (nonce, slot.call.script), slot)
-        else:
-            slot.set_result(RedisConnectionError("Its connection broke"))
 
     def _will_ask_again(self, slot: _NodeSlot, error: Exception) -> bool:
         """Note a call whose connection broke, or was refused; whether it will be sent over a new one, once in a
@@ -198,12 +196,9 @@ class TaskSession:
         self._connections = self._transport.connections(self._loop)
         closed = [node for node, connection in enumerate(self._connections) if connection is None]
         if closed:
-            await self._open_all(closed)
+            await TASKS.gather([self._open(node) for node in closed])
+            self._connections = self._transport.connections(self._loop)
         return self
-
-    async def _open_all(self, nodes: Iterable[int]) -> None:
-        await TASKS.gather([self._open(node) for node in nodes])
-        self._connections = self._transport.connections(self._loop)
 
     async def _open(self, node: int) -> None:
         try:
@@ -277,16 +272,12 @@ class TaskTransport:
                 self.nodes.note_lost_connection()
             connection = await connections.get(self._servers[node], self.nodes.connect_within)
         if not connection.is_introduced:
-            await self._introduce(node, connection)
-
-    async def _introduce(self, node: int, connection: TaskConnection) -> None:
-        """Identify the server that a connection leads to."""
-        try:
-            self.nodes.meet(node, *await connection.ask_all(ASK_WHO_IT_IS, 1, self.nodes.connect_within))
-        except Exception as error:
-            connection.break_off(error)
-            raise
-        connection.is_introduced = True
+            try:
+                self.nodes.meet(node, *await connection.ask_all(ASK_WHO_IT_IS, 1, self.nodes.connect_within))
+            except Exception as error:
+                connection.break_off(error)
+                raise
+            connection.is_introduced = True
 
 
 def _read_what_arrived(connections: Iterable[TaskConnection | None]) -> None:

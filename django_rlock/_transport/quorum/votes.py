@@ -70,9 +70,15 @@ class Restarts:
         Raises ImproperlyConfigured when two names lead to the same server, which would vote twice.
         """
         seen = self._seen.get(node)
-        if seen is None or seen.run_id != run_id:
-            self._refuse_twins(node, run_id)
-            self._seen[node] = _SeenNode(run_id)
+        if seen is not None and seen.run_id == run_id:
+            return
+        for other, its in snapshot(self._seen.items()):
+            if other != node and its.run_id == run_id:
+                raise ImproperlyConfigured(
+                    f"{self._names[other]!r} and {self._names[node]!r} in NODES are one and the same server, which "
+                    f"would vote twice. RedLock needs nodes that are independent of each other."
+                )
+        self._seen[node] = _SeenNode(run_id)
 
     def learn(self, longest_ms: int) -> None:
         """Wait for the leases of others, too: ``longest_ms`` is the longest quarantine of all who use a node."""
@@ -98,14 +104,6 @@ class Restarts:
         data are known; None if they return it already."""
         run_id = self._seen[node].run_id
         return (run_id, self._longest_ms) if self.quarantine and mark != run_id.encode() else None
-
-    def _refuse_twins(self, node: int, run_id: str) -> None:
-        for other, seen in snapshot(self._seen.items()):
-            if other != node and seen.run_id == run_id:
-                raise ImproperlyConfigured(
-                    f"{self._names[other]!r} and {self._names[node]!r} in NODES are one and the same server, which "
-                    f"would vote twice. RedLock needs nodes that are independent of each other."
-                )
 
 
 # --- proposals --------------------------------------------------------------------------------------------------------
@@ -262,14 +260,6 @@ class VoteTally:
         else:
             self.no[node] = reply
         self.unheard.discard(node)
-
-    def screen_again(self, voting: VotingRound) -> None:
-        """Count votes no longer that are doubted by now."""
-        for node, reply in snapshot(self.yes.items()):
-            screened = self.call.screen(node, reply, voting)
-            if isinstance(screened, Exception):
-                del self.yes[node]
-                self.errors[node] = screened
 
     @property
     def won(self) -> bool:
@@ -458,7 +448,11 @@ class VotingRound:
         if self.nodes.restarts.quarantine > self._quarantine:
             self._quarantine = self.nodes.restarts.quarantine
             for tally in self._tallies.values():
-                tally.screen_again(self)
+                for node, reply in snapshot(tally.yes.items()):
+                    screened = tally.call.screen(node, reply, self)
+                    if isinstance(screened, Exception):
+                        del tally.yes[node]
+                        tally.errors[node] = screened
 
     async def undo_everywhere(self, call: QuorumCall, asked: VoteTally) -> None:
         """Undo a call on all nodes. Nodes that may have granted it and cannot be reached now receive the undo later."""
