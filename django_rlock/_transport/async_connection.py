@@ -8,7 +8,6 @@ import contextlib
 import math
 import socket
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -95,7 +94,7 @@ class TaskConnection:
             if not now < self._timers_at <= until:
                 self._look_by(until)
             self._write(packed)
-        except BaseException:  # see _send_for
+        except BaseException:  # see ask_all
             self.break_off_interrupted()
             raise
         return future
@@ -105,7 +104,14 @@ class TaskConnection:
         now = monotonic()
         until = now + limit
         slots = [self.loop.create_future() for _ in range(replies)]
-        self._send_for([(None, slot, until, now) for slot in slots], packed)
+        try:
+            self._expect_life(now)
+            self._owed.extend([(None, slot, until, now) for slot in slots])
+            self._write(packed)
+        except BaseException:
+            # Errors echo no nonce: a slot whose command was never sent would take the error meant for the next one.
+            self.break_off_interrupted()
+            raise
         self._look_by(until)
         try:
             return [_raised(await slot) for slot in slots]
@@ -121,7 +127,7 @@ class TaskConnection:
                 self._expect_life(now)
             self._owed.append((expected, slot, math.inf, now))
             self._write(packed)
-        except BaseException:  # see _send_for
+        except BaseException:  # see ask_all
             self.break_off_interrupted()
             raise
 
@@ -135,16 +141,6 @@ class TaskConnection:
         return max(self.heard_at, self._owed[0][3]) if self._owed else None
 
     # --- writing -----------------------------------------------------------------------------------------------------
-
-    def _send_for(self, owed: Sequence[Owed], packed: bytes) -> None:
-        # Errors echo no nonce: a slot whose command was never sent would take the error meant for the next command.
-        try:
-            self._expect_life(monotonic())
-            self._owed.extend(owed)
-            self._write(packed)
-        except BaseException:
-            self.break_off_interrupted()
-            raise
 
     def _write(self, packed: bytes) -> None:
         if self._unsent:

@@ -145,19 +145,14 @@ def connections_of(loop: asyncio.AbstractEventLoop) -> LoopConnections:
     """The connections of a loop, made on first use."""
     known: LoopConnections | None = getattr(loop, _OWNED, None)
     if known is None or known.group is not _loops.value:  # made before a fork, or for other settings
-        _drop_closed_loops()
+        for connections in _loops.value:
+            if connections.loop.is_closed():  # without its async generators being closed
+                connections.forget()
+                connections.give_back()
         known = LoopConnections(loop)
         setattr(loop, _OWNED, known)
         known.group.add(known)
     return known
-
-
-def _drop_closed_loops() -> None:
-    """Take back the connections of loops that were closed without their async generators being closed."""
-    for connections in _loops.value:
-        if connections.loop.is_closed():
-            connections.forget()
-            connections.give_back()
 
 
 def lend(server: Server, connection: Connection, loop: asyncio.AbstractEventLoop) -> TaskConnection:

@@ -168,8 +168,10 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
             return True
         # gather() ends with the first error, whatever else still runs.
         sure = sure and sum(not child.done() for child in foreign.gathered_by(future)) < 2
-        todo += [(found, crossed, sure) for found in (*awaited, *_group_of(each)) if isinstance(found, asyncio.Task)]
-        todo += [(found, True, True) for found in _run_for(each)]
+        frames = list(_coroutine_frames(each))
+        in_group = [found for frame in frames for found in foreign.group_ended_in(frame)]
+        todo += [(found, crossed, sure) for found in (*awaited, *in_group) if isinstance(found, asyncio.Task)]
+        todo += [(found, True, True) for frame in frames for found in foreign.tasks_run_in(frame)]
     return False
 
 
@@ -179,17 +181,9 @@ def _is_limited(task: Task) -> bool:
     scopes = [getattr(each, "__self__", each) for coro in _coroutines(task) for each in gc.get_referents(coro)]
     generators = [each.gen for each in scopes if isinstance(each, foreign.GeneratorContext)]
     scopes += [each for generator in generators for each in gc.get_referents(generator)]
-    return min(map(_deadline, scopes), default=math.inf) < math.inf
-
-
-def _deadline(scope: Any) -> float:
-    """When a block is cancelled, by the clock of its loop."""
-    deadline: float | None = None
-    if isinstance(scope, asyncio.Timeout):
-        deadline = None if scope.expired() else scope.when()
-    elif type(scope).__module__ in foreign.CANCEL_SCOPES:
-        deadline = getattr(scope, "deadline", None)
-    return math.inf if deadline is None else deadline
+    deadlines = [each.when() for each in scopes if isinstance(each, asyncio.Timeout) and not each.expired()]
+    deadlines += [getattr(each, "deadline", None) for each in scopes if type(each).__module__ in foreign.CANCEL_SCOPES]
+    return any(deadline is not None and deadline < math.inf for deadline in deadlines)
 
 
 def _jobs() -> set[Any]:
@@ -252,16 +246,6 @@ def _awaited_inside(task: Task) -> list[Any]:
     return [found for run in inner if (found := foreign.run_until_complete(run)) is not None]
 
 
-def _group_of(task: Task) -> list[Task]:
-    """The tasks for which a task waits at the end of a TaskGroup."""
-    return [each for frame in _coroutine_frames(task) for each in foreign.group_ended_in(frame)]
-
-
-def _run_for(task: Task) -> list[Task]:
-    """The tasks that ``async_to_sync()`` runs for the function that a task awaits."""
-    return [each for frame in _coroutine_frames(task) for each in foreign.tasks_run_in(frame)]
-
-
 class _Look(NamedTuple):
     """When the tasks of a loop were looked at, and the tasks of ``async_to_sync()``, by the thread that it blocks."""
 
@@ -277,17 +261,13 @@ def _bridges_in(loop: asyncio.AbstractEventLoop, thread: int) -> list[Task]:
     share one look at the tasks of the loop, which may be thousands."""
     look = _looks.get(loop)
     if look is None or monotonic() - look.at > LOOK_SHARED_FOR:
-        look = _looks.set(loop, _look_at(loop))
-    return [task for each in look.bridges.get(thread, ()) if (task := each()) is not None]
-
-
-def _look_at(loop: asyncio.AbstractEventLoop) -> _Look:
-    look = _Look(monotonic(), {})
-    for task in asyncio.all_tasks(loop):
-        if getattr(getattr(task.get_coro(), "cr_code", None), "co_filename", None) == asgiref.sync.__file__:
-            _let_it_suspend(task)
-            look.bridges.setdefault(_blocked_thread(task), []).append(weakref.ref(task))
-    return look
+        look = _Look(monotonic(), {})
+        for task in asyncio.all_tasks(loop):
+            if getattr(getattr(task.get_coro(), "cr_code", None), "co_filename", None) == asgiref.sync.__file__:
+                _let_it_suspend(task)
+                look.bridges.setdefault(_blocked_thread(task), []).append(weakref.ref(task))
+        _looks.set(loop, look)
+    return [found for each in look.bridges.get(thread, ()) if (found := each()) is not None]
 
 
 def _blocked_thread(task: Task) -> int | None:
@@ -389,10 +369,10 @@ def running_job(owner: Owner) -> Job | None:
 def _only_passes_on(frame: FrameType) -> bool:
     """Whether a frame of a lock's method or of the project does nothing more than to return what it has called."""
     name = str(frame.f_globals.get("__name__"))
-    return name.startswith((*_METHODS, *_WRAPPERS)) or (name not in foreign.RUNNERS and _returns_next(frame))
-
-
-def _returns_next(frame: FrameType) -> bool:
+    if name.startswith((*_METHODS, *_WRAPPERS)):
+        return True
+    if name in foreign.RUNNERS:
+        return False
     code, at = frame.f_code.co_code, frame.f_lasti + _INSTRUCTION
     while code[at] == _CACHE:  # belongs to the call
         at += _INSTRUCTION

@@ -153,11 +153,6 @@ class _Process:
         drawn: str = self.__dict__.setdefault(name, f"{random[:14]}8{random[15:]}")  # the same for all threads
         return drawn
 
-    def draw_again(self) -> None:
-        """Have the client id drawn anew."""
-        self.__dict__.pop("client_id", None)
-        self.clocks = wall_offset()  # last, so that other threads that see the jump do not use the former client id
-
 
 class Use:
     """Whether this process holds locks or waits for them; the package ``locks`` sets it."""
@@ -183,16 +178,14 @@ def may_block_loops() -> bool:
 
 def must_not_block() -> bool:
     """Whether the caller would block an event loop, asyncio's or trio's."""
-    return (running_loop() is not None or in_trio()) and not may_block_loops()
-
-
-def in_trio() -> bool:
-    """Whether the caller is a task of trio."""
-    lowlevel = _loaded("trio.lowlevel")
-    try:
-        return lowlevel is not None and lowlevel.current_task() is not None
-    except (AttributeError, RuntimeError):  # another thread imports trio now, or no task runs here
-        return False
+    if running_loop() is None:
+        lowlevel = _loaded("trio.lowlevel")
+        try:
+            if lowlevel is None or lowlevel.current_task() is None:
+                return False
+        except (AttributeError, RuntimeError):  # another thread imports trio now, or no task runs here
+            return False
+    return not may_block_loops()
 
 
 _process = _Process()
@@ -222,13 +215,18 @@ def thread_owner() -> Owner:
     """The owner for the running greenlet, if there is one, else for the running thread."""
     greenlet = _loaded("greenlet")
     # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
-    if greenlet is not None and greenlet.getcurrent().parent is not None:
-        return _greenlet_owner(greenlet.getcurrent())
+    if greenlet is not None and (current := greenlet.getcurrent()).parent is not None:
+        known = _process.owners.get(current)
+        if known is None:
+            name = threading.current_thread().name
+            known = _process.owners.set(current, Owner(name, partial(_runs, weakref.ref(current))))
+        return known
     try:
         owner: Owner = _process.threads.owner
     except AttributeError:
         life = _process.threads.life = _Life()
-        owner = _process.threads.owner = Owner(_thread_name(), weakref.ref(life), threading.get_ident())
+        name = threading.current_thread().name
+        owner = _process.threads.owner = Owner(name, weakref.ref(life), threading.get_ident())
     return owner
 
 
@@ -245,20 +243,17 @@ def task_owner() -> Owner:
         raise RuntimeError("The async methods need a running asyncio task: it owns the locks that they take.")
     owner = _process.owners.get(task)
     if owner is None:
-        _check_task(task)
+        coro: Any = task.get_coro()
+        if getattr(coro, "cr_code", None) in _calls_for_owners:
+            raise RuntimeError(
+                f"{coro.__name__}() of a lock was made a separate task, which would own the lock and ends with the "
+                f"call: by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task "
+                f"that works under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks "
+                f"rlock('a', 'b')."
+            )
         its = weakref.ref(task)
         owner = _process.owners.set(task, Owner(task.get_name(), partial(_goes_on, its), task=its))
     return owner
-
-
-def _check_task(task: asyncio.Task[Any]) -> None:
-    coro: Any = task.get_coro()
-    if getattr(coro, "cr_code", None) in _calls_for_owners:
-        raise RuntimeError(
-            f"{coro.__name__}() of a lock was made a separate task, which would own the lock and ends with the call: "
-            f"by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task that works "
-            f"under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks rlock('a', 'b')."
-        )
 
 
 def _goes_on(ref: weakref.ref[asyncio.Task[Any]]) -> bool:
@@ -273,20 +268,9 @@ def current_owner() -> Owner:
     return task_owner()
 
 
-def _greenlet_owner(current: Any) -> Owner:
-    owner = _process.owners.get(current)
-    if owner is None:
-        owner = _process.owners.set(current, Owner(_thread_name(), partial(_runs, weakref.ref(current))))
-    return owner
-
-
 def _runs(ref: weakref.ref[Any]) -> bool:
     current = ref()
     return current is not None and not current.dead
-
-
-def _thread_name() -> str:
-    return threading.current_thread().name
 
 
 def _after_fork() -> None:
@@ -295,7 +279,9 @@ def _after_fork() -> None:
 
 
 def _after_restore() -> None:
-    _process.draw_again()
+    """Have the client id drawn anew."""
+    _process.__dict__.pop("client_id", None)
+    _process.clocks = wall_offset()  # last, so that other threads that see the jump do not use the former client id
 
 
 on_fork("identity", _after_fork)
@@ -405,16 +391,16 @@ def _is_method_of_project(frame: FrameType) -> bool:
 
 def was_given(frame: FrameType, called: FrameType) -> bool:
     """Whether a function has got the function that it calls as an argument or in its closure, as wrappers do."""
-    code = called.f_code
-    return any(_code_of(each) is code for each in locals_of(frame).values())
-
-
-def _code_of(value: object) -> CodeType | None:
-    # By the exact types: isinstance() evaluates Django's lazy objects.
-    while type(value) is partial:
-        value = value.func
-    function = value.__func__ if type(value) is MethodType else value
-    return function.__code__ if type(function) is FunctionType else None
+    for function in locals_of(frame).values():
+        # By the exact types: isinstance() evaluates Django's lazy objects.
+        given: Any = function
+        while type(given) is partial:
+            given = given.func
+        if type(given) is MethodType:
+            given = given.__func__
+        if type(given) is FunctionType and given.__code__ is called.f_code:
+            return True
+    return False
 
 
 @lru_cache(maxsize=256)

@@ -105,21 +105,19 @@ class PlainNode:
     async def exchange_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies: list[Any] = []
         for start in range(0, len(calls), SLICE):
+            together = calls[start : start + SLICE]
             try:
-                replies += await self._exchange_slice(calls[start : start + SLICE])
+                try:
+                    replies += await self._exchange_together(together)
+                except RedisConnectionError as error:
+                    if is_final(error):
+                        raise
+                    # One broken connection proves little about the server.
+                    replies += await self._exchange_together(together)
             except (RedisError, OSError) as error:
                 # The other slices would wait in vain, too.
                 return replies + [unavailable(call.name, error, call.noun) for call in calls[start:]]
         return replies
-
-    async def _exchange_slice(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        try:
-            return await self._exchange_together(calls)
-        except RedisConnectionError as error:
-            if is_final(error):
-                raise
-            # One broken connection proves little about the server.
-            return await self._exchange_together(calls)
 
     async def _exchange_together(self, calls: Sequence[ScriptCall]) -> list[Any]:
         nonces = [next_nonce() for _ in calls]
@@ -180,7 +178,11 @@ class CircuitBreaker(PlainNode):
         self, ask: Callable[P, Coroutine[Any, Any, list[Any]]], *args: P.args, **kwargs: P.kwargs
     ) -> list[Any]:
         if (silence := self._silence) is not None:
-            self._look_again()
+            if self._instance.enter():  # otherwise another thread checks whether it replies again
+                try:
+                    threads.start(self._ping)
+                except RuntimeError:  # interpreter exit, or no threads left
+                    self._instance.leave()
             raise RedisTimeoutError(silence)
         began = monotonic()
         try:
@@ -189,13 +191,6 @@ class CircuitBreaker(PlainNode):
             if monotonic() - began > SLOW and meaning_of(error) is None:
                 self._silence = reason_of(error)
             raise
-
-    def _look_again(self) -> None:
-        if self._instance.enter():  # otherwise another thread is looking
-            try:
-                threads.start(self._ping)
-            except RuntimeError:  # interpreter exit, or no threads left
-                self._instance.leave()
 
     def _ping(self) -> None:
         try:
@@ -362,9 +357,12 @@ class OneServer(RetryingTopology):
         self._division.learn(error)
 
     async def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        def joined_by(call: ScriptCall) -> object:
+            return may_join(call), self.location(call.key)
+
         groups = [
             group[start : start + MOST_JOINED]
-            for group in [list(same) for _, same in itertools.groupby(calls, self._may_join)]
+            for group in [list(same) for _, same in itertools.groupby(calls, joined_by)]
             for start in range(0, len(group), MOST_JOINED)
         ]
         joined = [group[0] if len(group) == 1 else join(group) for group in groups]
@@ -373,9 +371,6 @@ class OneServer(RetryingTopology):
             self._division.learn(reply)
             replies += [reply] if len(group) == 1 else _split(group, call, reply)
         return [await self._alone(call, reply) for call, reply in zip(calls, replies, strict=True)]
-
-    def _may_join(self, call: ScriptCall) -> object:
-        return may_join(call), self.location(call.key)
 
 
 def _split(group: Sequence[ScriptCall], joined: ScriptCall, reply: Any) -> list[Any]:

@@ -100,19 +100,16 @@ class ClusterCommands(Commands):
             by_node[self._slots.owner(slot_of(key))].append(number)
         replies: dict[int, Any] = {}
         for address, numbers in by_node.items():
-            replies |= zip(numbers, self._try_at(address, [commands[number] for number in numbers]), strict=True)
+            if address not in self._nodes:
+                self._nodes[address] = ServerCommands(self._make_node(address))
+            replied = self._nodes[address].try_all([commands[number] for number in numbers])
+            for number, reply in zip(numbers, replied, strict=True):
+                replies[number] = reply
+                if isinstance(reply, MovedError):
+                    self._slots.moved(reply.slot_id, self._slots.redirected(reply.host, reply.port, address))
+                elif isinstance(reply, Exception):
+                    self._slots.doubt(address)
         return [replies[number] for number in range(len(commands))]
-
-    def _try_at(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        if address not in self._nodes:
-            self._nodes[address] = ServerCommands(self._make_node(address))
-        replies = self._nodes[address].try_all(commands)
-        for reply in replies:
-            if isinstance(reply, MovedError):
-                self._slots.moved(reply.slot_id, self._slots.redirected(reply.host, reply.port, address))
-            elif isinstance(reply, Exception):
-                self._slots.doubt(address)
-        return replies
 
 
 # --- drivers and listeners --------------------------------------------------------------------------------------------
@@ -153,22 +150,18 @@ def blocking_driver(of: OnAlias) -> Driver:
         process.notice_fork()
     driver = sync_driver(of.using)
     if (running_loop() is not None or "trio" in _modules) and must_not_block():
-        raise _blocks_loop()
-    return driver
-
-
-def _blocks_loop() -> SynchronousOnlyOperation:
-    if running_loop() is None:
-        # The owner would be the thread, so one task could enter the block of another.
-        return TrioBlockedError(
-            "A blocking method was called in a task of trio, whose loop it would block. Call it in a thread by "
-            "trio.to_thread.run_sync(), the whole 'with' statement in one function."
+        if running_loop() is None:
+            # The owner would be the thread, so one task could enter the block of another.
+            raise TrioBlockedError(
+                "A blocking method was called in a task of trio, whose loop it would block. Call it in a thread by "
+                "trio.to_thread.run_sync(), the whole 'with' statement in one function."
+            )
+        raise SynchronousOnlyOperation(
+            "A blocking method was called inside an event loop, which it would block. "
+            "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
+            "statement into a function that you call by sync_to_async()."
         )
-    return SynchronousOnlyOperation(
-        "A blocking method was called inside an event loop, which it would block. "
-        "Use the async methods (their names begin with a, as aacquire; async with), or move the whole 'with' "
-        "statement into a function that you call by sync_to_async()."
-    )
+    return driver
 
 
 def awaited_driver(of: OnAlias) -> Driver:
@@ -201,7 +194,12 @@ def _make(
 ) -> Driver:
     options = get_settings(using)
     if options.nodes:
-        return _make_quorum(using, binding, at)
+        # Most processes have no such alias, and need none of these modules.
+        from django_rlock._transport.quorum import Quorum
+        from django_rlock._transport.quorum.tasks import TaskTransport
+        from django_rlock._transport.quorum.threads import ThreadTransport
+
+        return Quorum(using, (TaskTransport if binding is TASKS else ThreadTransport)(using), binding, at)
     make_node = partial(_node, binding, using, purpose)
     listening = None if make_waiter is None else BoundListener(listener(using), make_waiter)
     if is_cluster(using):
@@ -209,15 +207,6 @@ def _make(
         return cluster(options, binding, at, make_node, slot_map(using), listening)
     server = ConfirmedServer if options.replica_acks else OneServer
     return server(options, binding, at, make_node(None), _division(using), listening)
-
-
-def _make_quorum(using: str, binding: Binding, at: Callable[[str], Driver]) -> Driver:
-    # Most processes have no such alias, and need none of these modules.
-    from django_rlock._transport.quorum import Quorum
-    from django_rlock._transport.quorum.tasks import TaskTransport
-    from django_rlock._transport.quorum.threads import ThreadTransport
-
-    return Quorum(using, (TaskTransport if binding is TASKS else ThreadTransport)(using), binding, at)
 
 
 class ConfirmedServer(Confirming, OneServer):

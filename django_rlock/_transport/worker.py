@@ -195,14 +195,14 @@ class BackgroundWorker:
         """Run all jobs; return when the next round should begin."""
         if self._leaving is not None:
             return self._leave(self._leaving)
-        return min((self._guarded(job.round) for job in self.jobs.values()), default=math.inf)
-
-    def _guarded(self, job: Callable[[float], float]) -> float:
-        try:
-            return job(monotonic())
-        except BaseException as error:  # noqa: BLE001 - SystemExit too: it would end the renewal of all locks
-            self._log_failure(error)
-            return monotonic() + SLOWEST_TICK
+        due = math.inf
+        for job in self.jobs.values():
+            try:
+                due = min(due, job.round(monotonic()))
+            except BaseException as error:  # noqa: BLE001 - SystemExit too: it would end the renewal of all locks
+                self._log_failure(error)
+                due = min(due, monotonic() + SLOWEST_TICK)
+        return due
 
     def _leave(self, done: threads.AutoResetEvent) -> float:
         for job in self.jobs.values():
@@ -224,12 +224,11 @@ class BackgroundWorker:
         log(logger, logging.ERROR, text, self.using, late)
 
     def _log_counted(self, now: float) -> None:
-        if not self._counted or now < self._counted_until:
-            return
-        counted, self._counted = self._counted, deque()
-        late = threads.snapshot(counted)
-        text = "The background thread of %r was late %d more times, by up to %.1f s; locks may be lost."
-        log(logger, logging.ERROR, text, self.using, len(late), max(late))
+        if self._counted and now >= self._counted_until:
+            counted, self._counted = self._counted, deque()
+            late = threads.snapshot(counted)
+            text = "The background thread of %r was late %d more times, by up to %.1f s; locks may be lost."
+            log(logger, logging.ERROR, text, self.using, len(late), max(late))
 
     def _log_failure(self, error: BaseException) -> None:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
@@ -318,15 +317,10 @@ class CleanUps:
     def _take_in(self, at: float) -> None:
         while self.inbox:
             self._plan(self.inbox.popleft(), at)
-        if len(self._due) > MOST_CLEAN_UPS:
+        too_many = len(self._due) - MOST_CLEAN_UPS
+        if too_many > 0:
+            log(cleaning_logger, logging.WARNING, "Gave up on cleaning up %d calls of %r.", too_many, self._using)
             self._due.sort(key=lambda entry: entry[2].until, reverse=True)
-            log(
-                cleaning_logger,
-                logging.WARNING,
-                "Gave up on cleaning up %d calls of %r.",
-                len(self._due) - MOST_CLEAN_UPS,
-                self._using,
-            )
             del self._due[MOST_CLEAN_UPS:]
             heapq.heapify(self._due)
 
@@ -340,7 +334,7 @@ class CleanUps:
             if not isinstance(reply, Exception):
                 if each.gap and now < each.until:
                     self._plan(each._replace(gap=2 * each.gap), now + each.gap)
-            elif _is_refused(reply):
+            elif isinstance(reply.__cause__, ClusterCrossSlotError):  # for all calls of that name, the undone one too
                 log(cleaning_logger, logging.DEBUG, "Nothing to clean up: %s", reply)
             elif now < each.until:
                 self._plan(each, now + RETRY)
@@ -349,11 +343,6 @@ class CleanUps:
 
     def at_exit(self) -> None:
         self.round(math.inf)
-
-
-def _is_refused(error: Exception) -> bool:
-    """Whether a cluster refuses all calls for that name, and therefore refused the call to undo."""
-    return isinstance(error.__cause__, ClusterCrossSlotError)
 
 
 class IdleConnections:
