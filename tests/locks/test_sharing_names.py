@@ -1,4 +1,4 @@
-"""Different kinds of lock under one name: every cell of the tables in docs/which-lock.md."""
+"""Different kinds of lock under one name: every cell of the tables in docs/design/kinds.md."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.bindings import visit
 
 NAME = "stock:42"
 KEY = f"rlock:{NAME}"
-PAGE = (Path(__file__).parents[2] / "docs" / "which-lock.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "design" / "kinds.md").read_text(encoding="utf-8")
 ON_ONE_SERVER = [kind for kind in KINDS if kind != "redlock"]
 
 
 def table(heading: str) -> dict[tuple[str, str], str]:
     """(held, requested) → outcome."""
-    section = PAGE.split(f"### {heading}\n")[1].split("\n### ")[0]
+    section = re.split(r"\n##+ ", PAGE.split(f"### {heading}\n")[1])[0]
     lines = re.findall(r"^\|.*\|$", section, re.MULTILINE)
     head, _, *rows = (line.strip("| ").split("|") for line in lines)
     asked = [cell.strip() for cell in head[1:]]
