@@ -78,7 +78,7 @@ HERE = Costs(
     pair=38, handover=83, renewal=16, report=10, heartbeat=21, wake=102, together=1830,
     idle=0.0014, latency=1090, connection=1235,
 )  # fmt: skip
-"""What the run in docs/capacity.md measured."""
+"""What the run in docs/design/capacity.md measured."""
 PACKETS = {"pair": 2, "handover": 2, "renewal": 1, "report": 1, "heartbeat": 1}
 """What a client sends for each."""
 

@@ -1,4 +1,4 @@
-"""docs/capacity.md shows what the model says, with the numbers that it has."""
+"""docs/design/capacity.md shows what the model says, with the numbers that it has; docs/capacity.md repeats some."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ from benchmarks.capacity import carried, outlook, spread
 from benchmarks.sizing import HERE
 from tests.docs.pages import DOCS, blocks
 
-PAGE = DOCS / "capacity.md"
+PAGE = DOCS / "design/capacity.md"
 
 
 def table(heading: str) -> list[list[str]]:
@@ -34,6 +34,14 @@ def test_the_output_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_one_server_carries() -> None:
     shown = [number(line[-1]) for line in table("| load | one server carries |")]
     assert shown == pytest.approx([row.figure for row in carried(HERE)], rel=0.01)
+
+
+def test_the_users_page_has_the_same_figures() -> None:
+    page = (DOCS / "capacity.md").read_text(encoding="utf-8")
+    short = page.partition("| load | one server carries |")[2].partition("\n\n")[0].splitlines()[2:]
+    figures = {number(line[-1]) for line in table("| load | one server carries |")}
+    assert short
+    assert {number(line.strip("| ").rpartition("|")[2]) for line in short} <= figures
 
 
 def test_larger_crowds() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 import django_rlock
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "redisson.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/redisson.md").read_text(encoding="utf-8")
 SECTIONS = {
     "RLock": "RLock",
     "FencedLock": "FencedLock",
@@ -43,13 +42,3 @@ def test_method_exists(cls, method):
     assert callable(getattr(found, method))
     if method not in LOCAL and method != "await_":
         assert callable(getattr(found, f"a{method}", None) or getattr(found, f"a{method}_"))
-
-
-def own_keys(page: str) -> set[str]:
-    """The keys that a page's table of our own keys lists."""
-    section = page.partition("\n## Keys of our own")[2].partition("\n## ")[0]
-    return {name for row in section.splitlines() if row.startswith("|") for name in re.findall(r"`(rlock_[^`]+)`", row)}
-
-
-def test_all_keys_of_our_own_are_listed():
-    assert own_keys(PAGE) == own_keys((DOCS / "keys.md").read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
-"""Measures which version of Redisson meets which kind of lock where, and writes the table in docs/redisson.md:
-``python -m tests.interop.table``. It takes a quarter of an hour.
+"""Measures which version of Redisson meets which kind of lock where: ``python -m tests.interop.table``.
+
+It writes the table in docs/design/redisson-versions.md. It takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-PAGE = Path(__file__).parents[2] / "docs" / "redisson.md"
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "redisson-versions.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of what was measured -->"
 KINDS = {
     "`getLock`": r"test_(locks|contention)\b.*-(plain|spin)\b|redissons_fair|fair_waiters|neither_side",
