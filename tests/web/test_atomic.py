@@ -233,14 +233,6 @@ def test_a_savepoint_that_is_rolled_back_gives_it_back() -> None:
     assert not sold()
 
 
-def test_a_savepoint_that_succeeds_does_not() -> None:
-    with transaction.atomic():
-        with transaction.atomic(), rlock("stock:7", until_commit=True):
-            sell()
-        assert is_taken()
-    assert not is_taken()
-
-
 def test_a_failing_callback_before_it_does_not_keep_it() -> None:
     def fail() -> None:
         raise ZeroDivisionError
@@ -290,13 +282,6 @@ def test_an_acquire_needs_no_release(names: list[str], times: int, events: list[
     assert events[-len(names) :] == [f"release {name}" for name in names]
 
 
-def test_an_acquire_needs_no_release_after_rollback(events: list[str]) -> None:
-    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
-        rlock("stock:7", until_commit=True).acquire()
-        raise ZeroDivisionError
-    assert events == ["BEGIN", "acquire stock:7", "ROLLBACK", "release stock:7"]
-
-
 def test_a_release_in_a_savepoint_that_is_rolled_back_waits_for_the_end() -> None:
     lock = rlock("stock:7", until_commit=True)
     with transaction.atomic():
@@ -335,16 +320,6 @@ def test_a_connection_that_is_closed_inside_a_transaction_gives_back_what_was_ac
         rlock("stock:7", until_commit=True).acquire()
         connection.close()
     assert not is_taken()
-
-
-def test_two_blocks_in_one_transaction(events: list[str]) -> None:
-    with transaction.atomic():
-        for _ in range(2):
-            with rlock("stock:7", until_commit=True):
-                pass
-        assert rlock("stock:7").hold_count() == 2
-    assert not is_taken()
-    assert HOLDS.snapshot() == []
 
 
 def test_a_lock_that_was_lost_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,6 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 from django_rlock import distributed_lock
 from django_rlock._web import calls
 from tests.operators import free_by_force
-from tests.web.conftest import Holder
 
 LOCKED = ["acquire stock:7", "BEGIN", "body", "COMMIT", "release stock:7"]
 UNLOCKED = ["BEGIN", "body", "COMMIT"]
@@ -273,13 +272,6 @@ def test_a_class_that_opted_out_is_left_alone(atomic_requests: None, client: Cli
     assert events == ["body"]
 
 
-def test_without_atomic_requests_there_are_no_transactions(client: Client, events: list[str]) -> None:
-    client.put("/stocks/7/")
-    client.get("/stocks/8/")
-    assert "BEGIN" not in events[:2]
-    assert events[:3] == ["acquire stock:7", "body", "release stock:7"]
-
-
 @pytest.mark.parametrize(("method", "expected"), [("patch", ROLLED_BACK), ("post", ["BEGIN", "body", "ROLLBACK"])])
 def test_an_error_that_the_framework_answers_is_rolled_back(
     method: str, expected: list[str], atomic_requests: None, client: Client, events: list[str]
@@ -297,16 +289,6 @@ def test_a_lock_that_was_freed_is_noticed_before_commit(
     assert response["Cache-Control"] == "no-store"
     assert "COMMIT" not in events
     assert not sold()
-
-
-def test_a_taken_lock_opens_no_transaction(
-    atomic_requests: None, client: Client, events: list[str], taken: Holder, settings: Settings
-) -> None:
-    settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
-    with taken("stock:7"):
-        events.clear()
-        assert client.put("/stocks/7/").status_code == 423
-        assert events == []
 
 
 def test_authentication_permissions_and_throttles_come_before_the_lock(
@@ -370,10 +352,3 @@ def test_a_decorator_around_the_class_needs_its_lock_for_commit(
             assert "COMMIT" not in events
     finally:
         told.disconnect(free)
-
-
-def test_the_class_has_plain_functions() -> None:
-    for method in Stocks.update, Stocks.below, Stocks.above, OwnDispatch.own, Plain.get:
-        assert type(method) is type(sell)
-    assert [each.__name__ for each in Stocks.get_extra_actions()] == ["above", "below"]
-    assert Stocks.below.mapping == {"get": "below"}

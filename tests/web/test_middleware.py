@@ -195,11 +195,6 @@ def test_redis_down_is_answered(own_server: OwnServer) -> None:
     assert response.json()["code"] == "lock_unavailable"
 
 
-@STACKS
-def test_other_errors_are_djangos(get: Any) -> None:
-    assert get("/broken/").status_code == 500
-
-
 # ---- the report ----------------------------------------------------------------------------------------------
 
 
@@ -263,8 +258,8 @@ def test_the_user_is_not_worth_a_query(client: Client, django_assert_num_queries
 
 
 @STACKS
-def test_the_context_ends_with_the_request(get: Any) -> None:
-    get("/broken/")
+def test_an_error_of_the_view_is_djangos_and_ends_the_context(get: Any) -> None:
+    assert get("/broken/").status_code == 500
     assert context.get() is None
 
 
@@ -312,10 +307,6 @@ def test_what_is_gone_already_is_no_error(own_server: OwnServer, caplog: pytest.
         assert rlock("stock:7").acquire()
         server.kill()
         return HttpResponse("done")
-
-    from django.test import RequestFactory
-
-    from django_rlock.middleware import LockMiddleware
 
     response: Any = LockMiddleware(view)(RequestFactory().get("/x/"))
     assert response.content == b"done"

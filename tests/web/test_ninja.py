@@ -153,11 +153,6 @@ def test_other_operations_of_the_path_keep_their_transactions(
     assert told_events == ["BEGIN", "body", "COMMIT"]
 
 
-def test_without_atomic_requests_there_are_no_transactions(client: Client, told_events: list[str]) -> None:
-    client.post("/stocks/7/")
-    assert told_events == ["acquire stock:7", "body", "release stock:7"]
-
-
 def test_an_error_that_ninja_answers_is_rolled_back(
     atomic_requests: None, client: Client, told_events: list[str]
 ) -> None:

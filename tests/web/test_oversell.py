@@ -18,6 +18,9 @@ BUYERS = 24
 ITEMS = 10
 
 
+pytestmark = pytest.mark.thorough  # test_transactions.py shows the same by the order of events
+
+
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
     try:

@@ -16,7 +16,6 @@ from rest_framework.viewsets import ViewSet
 
 from django_rlock import LockTimeoutError, distributed_lock, rlock
 from django_rlock.locks.holds import HOLDS
-from tests.conftest import OwnServer
 from tests.web.conftest import Holder
 
 
@@ -79,13 +78,6 @@ def test_a_taken_lock(view: Any, taken: Holder) -> None:
     assert response["Cache-Control"] == "no-store"
     assert int(response["Retry-After"]) in range(1, 6)
     assert b'"code":"locked"' in response.content.replace(b" ", b"")
-
-
-def test_redis_down(own_server: OwnServer) -> None:
-    own_server().kill()
-    response = post(buy, sku="a1")
-    assert response.status_code == 503
-    assert response.data["code"] == "lock_unavailable"
 
 
 def test_the_projects_handler_sees_the_error(settings: Settings, taken: Holder) -> None:

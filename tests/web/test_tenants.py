@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from pytest_django import Settings
 
-from django_rlock import FairLock, LockLostError, LockTimeoutError, distributed_lock, rlock
+from django_rlock import FairLock, LockLostError, distributed_lock, rlock
 from django_rlock.celery import LockedTask
 from django_rlock.inspection import force_release, lock_info
 from django_rlock.locks.holds import HOLDS
@@ -91,14 +91,6 @@ def test_each_tenant_has_its_own_locks() -> None:
         assert in_tenant(tenant, named, 7) == [f"{tenant}:stock:7"]
         assert in_tenant(tenant, lambda: asyncio.run(coroutine(7))) == [f"{tenant}:stock:7"]
         assert in_tenant(tenant, view, RequestFactory().get("/"), pk=7).content.decode() == f"{tenant}:stock:7"
-
-
-def test_a_tenant_waits_for_itself_only() -> None:
-    with rlock("stock:7", owner="another"):
-        with pytest.raises(LockTimeoutError, match="a:stock:7"):
-            function(7)
-        assert view(RequestFactory().get("/"), pk=7).status_code == 423
-        assert "b:stock:7" in in_tenant("b", function, 7)
 
 
 def test_a_lock_keeps_its_name_in_another_tenants_code() -> None:
