@@ -54,66 +54,38 @@ class LockedTask(AbstractTask[P, R_co]):
         @shared_task(base=LockedTask, lock_key="report:<account_id>")
         def build_report(account_id): ...
 
-    ``lock_key`` is a template over the arguments, ``<task.name>``, ``<task.id>`` and ``<self.attribute>``; a list of
-    templates, which locks all or none; or a function that gets the task and the arguments and returns a name or a list
-    of names. None uses the task's name and all arguments. With ``pydantic=True`` the arguments are validated first.
+    https://github.com/django-rlock/django-rlock/blob/main/docs/celery-reference.md explains the options. Durations are
+    seconds.
 
-    ``on_locked`` says what to do when the lock is still held after ``lock_wait_time`` seconds (0 tries once):
-
-    * ``"skip"``: the task ends normally with ``Skipped``, which is false, and becomes None in JSON results. So chains
-      and chords go on, unless ``on_skipped="stop_chain"`` ends the chain there;
-    * ``"retry"``: the message is sent again after ``lock_retry_delay`` seconds. The delay doubles each time, up to
-      ``lock_retry_max_delay`` and less than half the broker's visibility timeout. After ``lock_max_retries`` retries
-      (None: no limit) the task fails with LockTimeoutError. The task's ``max_retries`` is counted separately, for the
-      task's own errors;
-    * ``"wait"``: the task waits in the worker's slot, for ``lock_wait_time`` or without limit if that is not set; then
-      it fails with LockTimeoutError. With ``acks_late``, the message is sent again whenever it has waited for almost
-      half the visibility timeout, and then continues to wait;
-    * ``"raise"``: the task fails with LockTimeoutError;
-    * a function: it gets the task and the LockTimeoutError, and returns the task's result.
-
-    ``lock_lease_time`` limits how long the lock is held, in seconds; with None it is renewed while the worker lives,
-    for ``lock_max_hold_time`` seconds at most (None: MAX_HOLD_TIME). A lock stays taken for ``lock_at_least`` seconds
-    after it was acquired, even if the run ends earlier, by success or by failure. With ``lock_permits = 3`` up to three
-    runs with the same key overlap; the fourth run finds the lock taken. ``lock_using`` is the RLOCK alias,
-    ``lock_kind`` the kind of lock (None: the alias's default kind).
-
-    ``lock_scope`` says which messages of this task with the same key are duplicates:
-
-    * ``"run"``: no messages are duplicates; only their runs exclude each other;
-    * ``"queue"``: a message is a duplicate while another message waits or runs. ``apply_async()`` does not send it; it
-      returns the ``AsyncResult`` of the other message, or raises TaskQueuedError with ``on_queued="raise"``. With
-      ``on_queued="again"``, the first message that is requested during a run is sent, runs after that run, and is never
-      skipped;
-    * ``"until_start"``: a message is a duplicate while another message waits. Runs may overlap, except those of copies
-      of one message.
-
-    In both scopes a new message can replace the waiting one, which then ends with ``Skipped`` when a worker starts it.
-    ``on_queued="earlier"`` replaces it by a message that starts earlier, ``on_queued="replace"`` by any message. With
-    ``"replace"``, a message that is sent during a run runs after that run, as with ``"again"``.
-
-    A message that does not start keeps its reservation for ``lock_queue_time`` seconds after its countdown or eta.
-    Parts of a chord, group or chain, and messages with a ``link``, are always sent, because others wait for them. If a
-    reservation in the queue is lost or expires, a second message may be sent, but each run still takes the lock.
-
-    A message whose process has died more than ``lock_max_deaths`` times, or more often than its queue's
-    ``x-delivery-limit`` allows, is rejected for good: RabbitMQ dead-letters it, and other brokers discard it. With None
-    only the queue's limit applies.
+    * ``lock_key``: a template over the arguments, ``<task.name>``, ``<task.id>`` and ``<self.attribute>``; a list of
+      templates, which locks all or none; or a function that gets the task and the arguments and returns names. None
+      uses the task's name and all arguments.
+    * ``on_locked``: what to do when the lock is still held after ``lock_wait_time`` (0 tries once). ``"skip"`` ends
+      with ``Skipped``; ``on_skipped="stop_chain"`` then ends the chain, too. ``"retry"`` sends the message again
+      after ``lock_retry_delay``, which doubles up to ``lock_retry_max_delay``, at most ``lock_max_retries`` times
+      (None: no limit); then it fails with LockTimeoutError. ``"wait"`` waits in the worker's slot, without limit if
+      ``lock_wait_time`` is 0. ``"raise"`` fails with LockTimeoutError. A function gets the task and that error, and
+      returns the task's result.
+    * ``lock_lease_time``: None renews the lock while the worker lives, for ``lock_max_hold_time`` at most (None:
+      MAX_HOLD_TIME).
+    * ``lock_at_least``: how long the lock stays held after a run acquired it, even if the run ends earlier or fails.
+    * ``lock_permits``: how many runs with the same key may overlap; None is one.
+    * ``lock_using``, ``lock_kind``: the RLOCK alias, and the kind of lock (None: the alias's default kind).
+    * ``lock_scope``: ``"run"``, ``"queue"`` or ``"until_start"``: which messages with the same key are duplicates that
+      ``apply_async()`` does not send. ``on_queued`` is ``"return"``, ``"raise"``, ``"again"``, ``"earlier"`` or
+      ``"replace"``. A message that does not start keeps its reservation for ``lock_queue_time`` after its countdown.
+    * ``lock_max_deaths``: after how many deaths of its process a message is rejected for good (None: the limit of its
+      queue).
+    * ``done_marker_time``: how long a success is remembered (None: three visibility timeouts, 0: not at all).
 
     Work that may have begun is never skipped: a redelivered message, or a message sent by the task's own ``retry()``,
-    is sent again without limit until it can run. A task runs at least once. A task that succeeds does not run again
-    while its success is remembered, for ``done_marker_time`` seconds; None is three visibility timeouts, 0 turns it
-    off. Success is recorded with ``acks_late``, and whenever the message may have been delivered twice. While Redis is
-    unreachable, any message is sent again, up to ``lock_max_retries`` times. A lock that is lost during the run fails
-    the task with LockLostError.
+    is sent again until it can run. A task runs at least once; a task that succeeds does not run again while its success
+    is remembered. While Redis is unreachable, any message is sent again, up to ``lock_max_retries`` times. A lock that
+    is lost during the run fails the task with LockLostError. When a process of a prefork worker dies, the worker frees
+    its lock at once; when a whole worker or machine dies, the lock ends with its lease.
 
-    When a process of a prefork worker dies, the worker frees its lock at once. When a whole worker or machine dies, the
-    lock ends with its lease; on the same machine the next message frees it earlier.
-
-    A plain call, ``build_report(7)``, and eager mode take the lock as well. They have no message to send again: with
-    ``"retry"``, a plain call waits as long as its retries would take, and eager mode raises LockTimeoutError at once,
-    as after the last retry. ``build_report.run(7)`` runs the body without the lock. A ``__call__`` of a subclass or a
-    mixin, and ``autoretry_for``, are outside the lock: it is taken once, around ``run``.
+    A plain call and eager mode take the lock as well; ``build_report.run(7)`` runs the body without it. A
+    ``__call__`` of a subclass, and ``autoretry_for``, are outside the lock.
 
     A bad or unknown option raises KeyTemplateError, ValueError or TypeError when the app makes the task; so does
     ``apply_async()`` if the key cannot be made from the arguments. A task's own attributes must not begin with

@@ -239,11 +239,11 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     three calls run at once. ``using`` is the RLOCK alias, ``kind`` the kind of lock (None: the alias's default kind).
 
     A *view* is the function that the request's URL was resolved to, below other decorators; a handler of a class that
-    derives from View; or a function that ``@api_view``, a view set or ninja calls. If the lock is taken, it responds
+    derives from View; or a function that ``@api_view``, a view set or ninja calls. If the lock is held, it responds
     with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other callables,
     even with a request, raise LockTimeoutError, LockUnavailableError and LockLostError, which LockMiddleware turns into
     the same responses. ``on_locked`` changes that: ``"raise"`` makes a view raise all three; ``"skip"`` returns None
-    when the lock is taken (204 from a view); a function is called with the LockTimeoutError and the arguments of the
+    when the lock is held (204 from a view); a function is called with the LockTimeoutError and the arguments of the
     call, and returns the result.
 
     ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT, one

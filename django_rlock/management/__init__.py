@@ -154,7 +154,7 @@ class LockedCommand(BaseCommand):
 
     ``lock_name`` names the lock (None: ``command:`` and the command's own name); ``get_lock_name()`` may make the name
     from the options. ``lock_wait_time`` is how long to wait for it, in seconds (0 tries once, None waits forever), and
-    ``lock_using`` is the RLOCK alias. ``on_locked`` says what to do if the lock is taken: ``"skip"`` ends the command
+    ``lock_using`` is the RLOCK alias. ``on_locked`` says what to do if the lock is held: ``"skip"`` ends the command
     with status 0, silently unless ``--verbosity 2`` is given; ``"fail"`` ends it with 75. Other statuses: 69 if Redis
     is unreachable, 70 if the lock was lost meanwhile, 2 for a wrong attribute.
 
