@@ -12,6 +12,7 @@ from tests.acceptance.running import MANAGE, Running
 from tests.forms import long
 
 
+@pytest.mark.thorough
 def test_needs_nothing_but_itself(run: Callable[..., Running]) -> None:
     sale = run(*MANAGE, "flashsale", "--buyers=24", "--stock=10", "--lane=locked", "--json")
     status, output, errors = sale.finish()
@@ -38,6 +39,7 @@ def test_more_cakes_than_buyers_suit_everybody(shop: Shop, capfd: pytest.Capture
         assert (result["sold"], result["sold_out"], result["oversold"]) == (10, 0, 0)
 
 
+@pytest.mark.thorough  # as test_demo.py in one sale
 @pytest.mark.parametrize("lane", ["locked", "database"])
 def test_sells_exactly_what_there_is(shop: Shop, capfd: pytest.CaptureFixture[str], lane: str) -> None:
     options = ["--buyers=48", "--stock=43", "--strict", f"--lane={lane}", "--json"]

@@ -165,6 +165,7 @@ def test_one_report_runs_and_the_others_are_skipped(page: Page, shop: Shop) -> N
     expect(reports.last).to_contain_text("done")
 
 
+@pytest.mark.thorough
 def test_the_page_shows_its_tasks_code_and_works_after_a_login_in_another_tab(page: Page, shop: Shop) -> None:
     card = page.get_by_role("region", name="A report that must not run twice")
     expect(card.locator("pre")).to_contain_text("def build_report(")

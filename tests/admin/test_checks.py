@@ -4,7 +4,6 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from django_rlock._transport.servers import get_client
-from django_rlock.settings import get_settings
 
 
 def errors() -> list[tuple[str, str]]:
@@ -15,31 +14,6 @@ def errors() -> list[tuple[str, str]]:
 
 def test_good_settings_pass() -> None:
     assert errors() == []
-
-
-def test_each_bad_alias_is_an_error_with_the_text_of_the_exception(settings: Settings) -> None:
-    settings.RLOCK = {"default": {"KEYPREFIX": ""}, "good": {}, "other": {"KIND": "fare"}}
-    texts = []
-    for alias in ("default", "other"):
-        with pytest.raises(ImproperlyConfigured) as caught:
-            get_settings(alias)
-        texts.append(("django_rlock.E001", str(caught.value)))
-    assert errors() == texts
-
-
-def test_a_setting_of_another_type_is_an_error(settings: Settings) -> None:
-    settings.RLOCK = ["default"]
-    [(code, text)] = errors()
-    assert code == "django_rlock.E001"
-    assert "must be a dict" in text
-
-
-@pytest.mark.parametrize("value", [[], (), "", 0])
-def test_an_empty_setting_of_another_type_is_an_error(settings: Settings, value: object) -> None:
-    settings.RLOCK = value
-    [(code, text)] = errors()
-    assert code == "django_rlock.E001"
-    assert "must be a dict" in text
 
 
 @pytest.mark.parametrize(("named", "codes"), [(["other"], ["django_rlock.W008"]), (["default", "other"], []), ([], [])])
@@ -135,10 +109,3 @@ def test_celery_runs_more_threads_than_there_are_connections(
 ) -> None:
     settings.CELERY_WORKER_POOL, settings.CELERY_WORKER_CONCURRENCY = pool, concurrency
     assert ["CELERY_WORKER_CONCURRENCY" in message.msg for message in warnings()] == [True] * told
-
-
-def test_the_hint_says_which_number_would_do(few_connections: pytest.MonkeyPatch) -> None:
-    few_connections.setenv("GUNICORN_CMD_ARGS", "--threads 9")
-    [message] = warnings()
-    assert message.hint is not None
-    assert "RLOCK['default']['MAX_CONNECTIONS'] to 9" in message.hint

@@ -44,23 +44,16 @@ def disconnect(contender):
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_contender_excludes_another_one(name, two_of):
-    first, second = two_of(name)
-    assert first.take()
-    assert not second.take()
-    first.give()
-    assert second.take()
-    second.give()
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_waiter_enters_when_the_holder_leaves(name, two_of):
-    second, first = two_of(name)
-    assert first.take()
+def test_a_contender_excludes_another_one_which_enters_when_it_leaves(name, two_of):
+    patient, hasty = two_of(name)
+    assert patient.take()
+    assert not hasty.take()
+    patient.give()
+    assert hasty.take()
     entered = []
-    waiter = threading.Thread(target=lambda: entered.append(second.take()))
+    waiter = threading.Thread(target=lambda: entered.append(patient.take()))
     waiter.start()
-    first.give()
+    hasty.give()
     waiter.join()
     assert entered == [True]
-    second.give()
+    patient.give()

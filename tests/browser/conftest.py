@@ -13,7 +13,6 @@ from django.contrib.auth.models import User
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
-from tests.console.conftest import past  # noqa: F401 - a fixture
 from tests.console.pages import LIST
 from tests.eventually import PATIENCE
 

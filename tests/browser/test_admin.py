@@ -11,12 +11,9 @@ from django.contrib.sessions.models import Session
 from playwright.sync_api import Page, Route, expect
 from pytest_django import Settings
 
-from django_rlock.console.history import read_history
 from django_rlock.inspection import iter_locks
-from tests.console.busy import BusyProcess
 from tests.console.crowd import plant_locks
 from tests.console.pages import LIST
-from tests.console.past import Past
 from tests.console.processes import Process
 from tests.console.test_inspection import fall_silent
 from tests.eventually import eventually
@@ -164,28 +161,13 @@ def test_the_search_field_does_not_stop_the_refresh(page: Page, redis_client: re
 
 
 def test_all_can_be_selected_at_once(page: Page, redis_client: redis.Redis) -> None:
-    with Process("web-1") as web:
-        web.acquire("stock:1")
-        web.acquire("stock:2")
-        eventually(
-            lambda: (
-                len(
-                    [
-                        key
-                        for report in redis_client.keys("rlock_process:*")
-                        for key in redis_client.hkeys(report)
-                        if "hold" in key
-                    ]
-                )
-                == 2
-            )
-        )
-        page.reload()
-        page.get_by_role("checkbox", name="Select all on this page").check()
-        expect(page.get_by_role("checkbox", name="Select stock:1")).to_be_checked()
-        expect(page.get_by_role("checkbox", name="Select stock:2")).to_be_checked()
-        page.get_by_role("checkbox", name="Select stock:2").uncheck()
-        expect(page.get_by_role("checkbox", name="Select all on this page")).not_to_be_checked()
+    plant_locks(redis_client, 2, 1, longer=3600)
+    page.reload()
+    page.get_by_role("checkbox", name="Select all on this page").check()
+    expect(page.get_by_role("checkbox", name="Select stock:0")).to_be_checked()
+    expect(page.get_by_role("checkbox", name="Select stock:1")).to_be_checked()
+    page.get_by_role("checkbox", name="Select stock:1").uncheck()
+    expect(page.get_by_role("checkbox", name="Select all on this page")).not_to_be_checked()
 
 
 @pytest.mark.parametrize("width", [390, *long(800, 1280)])
@@ -223,59 +205,21 @@ def test_the_list_fits_a_desktop_where_words_are_long(
     assert not any(too_wide.values()), too_wide
 
 
-@pytest.mark.parametrize(("direction", "side"), [("ltr", "left"), ("rtl", "right")])
 def test_on_a_phone_a_label_stands_at_one_side_and_its_value_at_the_other(
-    page: Page, redis_client: redis.Redis, direction: str, side: str
+    page: Page, redis_client: redis.Redis
 ) -> None:
-    with Process("web-2") as web:
-        web.acquire("stock:42")
-        eventually(lambda: redis_client.keys("rlock_process:*"))
-        page.set_viewport_size({"width": 390, "height": 800})
-        page.reload()
+    plant_locks(redis_client, 1, 1, longer=3600)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.reload()
+    for direction, side in ("ltr", "left"), ("rtl", "right"):
         page.evaluate("direction => document.documentElement.setAttribute('dir', direction)", direction)
-        cell = page.get_by_role("row").filter(has_text="stock:42").locator("td[data-label='Held for']")
+        cell = page.get_by_role("row").filter(has_text="stock:0").locator("td[data-label='Held for']")
         found = cell.evaluate(
             """cell => [getComputedStyle(cell).textAlign, getComputedStyle(cell).borderBottomWidth,
                         getComputedStyle(cell, "::before").float]"""
         )
-    assert found[:2] == ["end", "0px"]
-    assert found[2] in {"inline-start", side}
-
-
-def test_a_hot_lock_names_its_last_holders_and_its_rate(page: Page) -> None:
-    with BusyProcess("stock:42", "web-1") as one, BusyProcess("stock:42", "web-2") as two:
-        eventually(lambda: any(len(lock.recent) == 2 for lock in iter_locks()))
-        page.reload()
-        row = page.get_by_role("row").filter(has_text="stock:42")
-        expect(row).to_contain_text(f"web-1 · pid {one.pid}")
-        expect(row).to_contain_text(f"web-2 · pid {two.pid}")
-        expect(row).to_contain_text("POST /buy/42/")
-        expect(row).to_contain_text("/s")
-        expect(row.get_by_text("hot", exact=True)).to_be_visible()
-
-
-def test_the_history_names_who_freed_a_lock_and_why(page: Page, redis_client: redis.Redis, past: Past) -> None:
-    with Process("web-2") as web:
-        web.acquire("stock:42", {"route": "POST /buy/42/", "user": "7"})
-        eventually(lambda: redis_client.keys("rlock_process:*"))
-        page.reload()
-        page.get_by_role("checkbox", name="Select stock:42").check()
-        page.get_by_role("button", name="Force release selected … (1)").click()
-        page.get_by_label("Reason (for the log)").fill("stuck since noon")
-        page.get_by_role("button", name="Yes, force release").click()
-        expect(page.get_by_text("1 lock was freed.")).to_be_visible()
-        eventually(lambda: [event.what for event in read_history().events] == ["lost"])
-        past.written()
-        page.get_by_role("link", name="History").click()
-        page.wait_for_url("**/history/")
-        freed = page.get_by_role("row").filter(has_text="force-released")
-        expect(freed).to_contain_text("alice in the admin")
-        expect(freed).to_contain_text("stuck since noon")
-        lost = page.get_by_role("row").filter(has_text="alice in the admin freed it by force: stuck since noon")
-        expect(lost).to_contain_text(f"web-2 · pid {web.pid}")
-        expect(lost).to_contain_text("POST /buy/42/")
-        page.set_viewport_size({"width": 390, "height": 800})
-        assert _width(page) <= 390
+        assert found[:2] == ["end", "0px"]
+        assert found[2] in {"inline-start", side}
 
 
 def _width(page: Page) -> int:

@@ -110,10 +110,12 @@ def test_an_alias_that_is_none_is_wrong_usage(command: list[str], using: str) ->
     assert message.startswith(f"RLOCK has no alias {using!r}")
 
 
-@pytest.mark.parametrize("args", [["rlock_list", "--queued"], ["rlock_release", "--dead", "--no-input"]])
-@pytest.mark.parametrize("name", ["rlock_is_a_list", "cache_is_malformed"])
-def test_an_operator_sees_no_traceback(args: list[str], name: str) -> None:
-    ended = shell(*args, env={**os.environ, "DJANGO_SETTINGS_MODULE": f"tests.console.{name}"})
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("rlock_list --queued", "rlock_is_a_list"), ("rlock_release --dead --no-input", "cache_is_malformed")],
+)
+def test_an_operator_sees_no_traceback(command: str, name: str) -> None:
+    ended = shell(*command.split(), env={**os.environ, "DJANGO_SETTINGS_MODULE": f"tests.console.{name}"})
     assert ended.returncode == ERROR
     assert ended.stderr.startswith("CommandError: RLOCK")
     assert len(ended.stderr.splitlines()) == 1

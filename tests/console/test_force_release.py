@@ -11,24 +11,19 @@ from tests.conftest import OwnServer
 from tests.console.crowd import plant_locks
 from tests.console.pages import FORCE, LIST, detail, said, target, text
 from tests.console.processes import Process
-from tests.console.test_inspection import fall_silent
 from tests.eventually import eventually
 
 
 def test_the_confirmation_shows_the_holder_and_whether_it_lives(operator: Client, redis_client: redis.Redis) -> None:
-    with Process("web-1") as alive, Process("web-2") as dead:
-        alive.acquire("stock:1", {"route": "POST /buy/1/"})
-        dead.acquire("stock:2")
-        eventually(lambda: len(redis_client.keys("rlock_process:*")) == 2)
-        dead.kill()
-        fall_silent(redis_client, dead)
-        page = operator.post(FORCE, {"lock": [target("stock:1"), target("stock:2")]}).content.decode()
+    plant_locks(redis_client, 1, 1)
+    plant_locks(redis_client, 1, 1, prefix="rlock:old:", silent=20)
+    page = operator.post(FORCE, {"lock": [target("stock:0"), target("old:stock:0")]}).content.decode()
     assert "Free these 2 locks" in page
-    assert f"pid {alive.pid}" in page
+    assert "pid 1000" in page
     assert "alive</span>" in page
     assert "silent for 2" in page
     assert "two holders may overlap" in page
-    assert redis_client.exists("rlock:stock:1", "rlock:stock:2") == 2
+    assert redis_client.exists("rlock:stock:0", "rlock:old:stock:0") == 2
 
 
 def test_a_confirmed_release_frees_and_is_on_record(operator: Client, redis_client: redis.Redis) -> None:
@@ -46,16 +41,6 @@ def test_a_confirmed_release_frees_and_is_on_record(operator: Client, redis_clie
     assert f"web-1 pid {web.pid}, POST /buy/1/" in entry.change_message
     assert entry.change_message.endswith("Reason: stuck since noon")
     assert text(operator, str(entry.get_admin_url()))
-
-
-def test_a_waiter_gets_the_lock(operator: Client, redis_client: redis.Redis) -> None:
-    with Process("web-1") as holder, Process("web-2") as waiter:
-        holder.acquire("stock:1")
-        waiter.wait("stock:1")
-        eventually(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
-        owner = json.loads(target("stock:1"))[2]
-        operator.post(FORCE, {"lock": target("stock:1"), "confirm": "yes"})
-        assert json.loads(target("stock:1"))[2] != owner
 
 
 @pytest.mark.parametrize("next_holder", [True, False])

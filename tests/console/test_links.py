@@ -13,10 +13,10 @@ from pytest_django import Settings
 from django_rlock import rlock
 from django_rlock.locks.records import WorkingOn
 from tests.console.conftest import LogIn
+from tests.console.crowd import plant_locks
 from tests.console.pages import FORCE, LIST, PROCESSES, detail, rows, target, text
 from tests.console.processes import Process
 from tests.console.reporting import held
-from tests.console.test_inspection import fall_silent
 from tests.console.test_pages import JAVA, plant_text
 from tests.eventually import eventually
 
@@ -83,12 +83,8 @@ def waited(name: str) -> bool:
 
 def test_the_page_of_processes_shows_which_are_silent(operator: Client, redis_client: redis.Redis) -> None:
     assert "No process holds or waits for a lock" in text(operator, PROCESSES)
-    with Process("web-1") as dead:
-        dead.acquire("stock:1")
-        eventually(lambda: redis_client.keys("rlock_process:*"))
-        dead.kill()
-        fall_silent(redis_client, dead)
-        assert "silent for" in text(operator, PROCESSES)
+    plant_locks(redis_client, 1, 1, silent=20)
+    assert "silent for" in text(operator, PROCESSES)
 
 
 def test_control_characters_are_seen_and_turn_nothing_around(operator: Client, redis_client: redis.Redis) -> None:

@@ -11,10 +11,8 @@ from django.test import Client
 from pytest_django import Settings
 
 from django_rlock import rlock
-from tests.console.crowd import plant_locks
+from tests.console.crowd import plant_locks, plant_waiters
 from tests.console.pages import JSON, LIST, commands_of, detail, rows, text
-from tests.console.processes import Process
-from tests.console.test_inspection import fall_silent
 from tests.eventually import eventually
 
 
@@ -48,23 +46,17 @@ def test_the_figure_of_waiters_leads_to_the_locks_that_they_wait_for(
     operator: Client, redis_client: redis.Redis
 ) -> None:
     plant_locks(redis_client, 3, 1)
-    with Process("web-1") as holder, Process("web-2") as waiter:
-        holder.acquire("ours")
-        waiter.wait("ours")
-        url = f"{LIST}?waiting=1&o=-waiting"
-        page = eventually(lambda: rows(page := text(operator, url)) == ["ours"] and page)  # once both are reported
+    plant_waiters(redis_client, "stock:1", [1])
+    page = text(operator, f"{LIST}?waiting=1&o=-waiting")
+    assert rows(page) == ["stock:1"]
     assert '<input type="hidden" name="waiting" value="1">' in page
 
 
 def test_a_silent_holder_is_trouble(operator: Client, redis_client: redis.Redis) -> None:
-    with Process("web-1") as dead:
-        dead.acquire("stock:1")
-        eventually(lambda: redis_client.keys("rlock_process:*"))
-        dead.kill()
-        fall_silent(redis_client, dead)
-        page = text(operator, LIST)
+    plant_locks(redis_client, 1, 1, silent=20)
+    page = text(operator, LIST)
     assert re.search(r'<li class="rlock-trouble"><a [^>]*><b>1</b> silent holder</a></li>', page)
-    assert rows(page) == ["stock:1"]
+    assert rows(page) == ["stock:0"]
 
 
 def test_what_a_dead_process_reported_is_not_shown_once_its_lease_is_over(

@@ -17,7 +17,7 @@ from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, NODE_KEY, voter_key
 from django_rlock.testing import override_locks
 from tests.answering import counting, serving
 from tests.conftest import OwnServer
-from tests.console.test_commands import ERROR, USAGE, fails, run, shell
+from tests.console.test_commands import ERROR, USAGE, fails, run
 from tests.eventually import PATIENCE
 from tests.redlock.conftest import _five_servers, nodes  # noqa: F401 - fixtures
 from tests.topologies.conftest import Started, started, topology, use  # noqa: F401 - fixtures
@@ -180,12 +180,6 @@ def test_missing_rights_are_reported(own_server: OwnServer, settings: Any) -> No
 
 def test_an_unknown_alias_is_wrong_usage() -> None:
     assert fails("rlock_doctor", "--using", "nowhere")[0] == USAGE
-
-
-def test_it_runs_as_a_program() -> None:
-    shown = shell("rlock_doctor")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "version: " in shown.stdout
 
 
 def test_locks_within_the_process_are_looked_at() -> None:

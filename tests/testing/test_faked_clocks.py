@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime as dt
-import time
 
 import pytest
 
@@ -39,18 +38,6 @@ def anywhere(request):
     pytest.importorskip("fakeredis", reason="lupa, which fakeredis needs, has no wheels for this Python")
     with override_locks():
         yield
-
-
-def test_time_is_faked(fake):
-    before = time.time()
-    with fake():
-        assert time.time() > before + YEAR.total_seconds()
-
-
-def test_the_clock_goes_on(fake):
-    before = monotonic()
-    with fake():
-        assert before < monotonic() < before + 60
 
 
 def test_what_was_taken_before_is_held(anywhere, fake):

@@ -131,17 +131,6 @@ def test_another_owner_holds_in_async_code():
     asyncio.run(body())
 
 
-def test_several_at_once():
-    with hold("stock:1", "stock:2"):
-        for name in "stock:1", "stock:2":
-            testing.assert_locked(name)
-
-
-def test_two_holds_exclude_each_other():
-    with hold("stock:1"), pytest.raises(AssertionError, match=r"already held: stock:1 by .* pid"), hold("stock:1"):
-        pass
-
-
 def test_with_may_be_used_in_async_code():
     async def body() -> None:
         with hold("stock:1"):
@@ -156,7 +145,7 @@ def test_with_may_be_used_in_async_code():
 def test_two_holds_exclude_each_other_in_async_code():
     async def body() -> None:
         async with hold("stock:1"):
-            with pytest.raises(AssertionError, match="already held: stock:1 by"):
+            with pytest.raises(AssertionError, match=r"already held: stock:1 by .* pid"):
                 async with hold("stock:1"):
                     pass
 

@@ -16,35 +16,42 @@ OFTEN = {*NEEDED, "_web"}
 """And what decorates a view with one."""
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The packages and modules right below this package that an interpreter has after a statement."""
-    program = f"""
+DJANGO = """
 import django, sys
 from django.conf import settings
-settings.configure()
+settings.configure({})
 django.setup()
-{statement}
-print(*{{name.split(".")[1] for name in sys.modules if name.startswith("django_rlock.")}})
 """
-    return {*subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()}
+WITH_THE_APP = DJANGO.format('INSTALLED_APPS=["django_rlock"]')
+
+
+def told_by(program: str, *options: str) -> str:
+    """What another interpreter prints."""
+    command = [sys.executable, *options, "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The packages and modules right below this package that an interpreter has after a statement."""
+    show = 'print(*{name.split(".")[1] for name in sys.modules if name.startswith("django_rlock.")})'
+    return {*told_by(f"{DJANGO.format('')}{statement}\n{show}").split()}
 
 
 def test_only_what_takes_a_lock_is_loaded() -> None:
-    assert loaded_by("import django_rlock") == NEEDED
     assert loaded_by("from django_rlock import rlock, Semaphore, fenced") == NEEDED
 
 
 def test_what_few_processes_need_is_loaded_when_it_is_used() -> None:
+    """A subinterpreter refuses faulthandler; without it, stacks of other threads are missing in errors."""
     program = """
 import sys, django_rlock
 locks, quorum = "django_rlock.locks.", "django_rlock._transport.quorum."
 few = [locks + "counters", locks + "expirable", locks + "semaphore", quorum + "nodes", quorum + "tasks"]
-print(*[name for name in [*few, "multiprocessing"] if name in sys.modules])
+print(*[name for name in [*few, "multiprocessing", "faulthandler"] if name in sys.modules])
 django_rlock.PermitExpirableSemaphore
 print(*[name for name in few if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
+    assert told_by(program).splitlines() == [
         "",
         "django_rlock.locks.counters django_rlock.locks.expirable django_rlock.locks.semaphore",
     ]
@@ -57,28 +64,15 @@ def test_the_decorator_is_loaded_when_it_is_used() -> None:
 def test_the_app_reports_and_inspects_locks_from_the_start() -> None:
     """Otherwise the admin of another process misses this one, and errors do not name holders."""
     program = """
-import django, sys
-from django.conf import settings
-settings.configure(INSTALLED_APPS=["django_rlock"])
-django.setup()
 from django_rlock.locks.holds import INSPECTOR
 print(INSPECTOR.holder.__module__, "django_rlock._monitoring.reporter" in sys.modules)
 """
-    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert told.split() == ["django_rlock.console.inspection", "True"]
+    assert told_by(WITH_THE_APP + program).split() == ["django_rlock.console.inspection", "True"]
 
 
 def test_a_process_that_only_sends_tasks_does_not_load_the_worker() -> None:
-    program = """
-import django, sys
-from django.conf import settings
-settings.configure()
-django.setup()
-import django_rlock.celery
-print("celery.worker.request" in sys.modules)
-"""
-    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert shown.split() == ["False"]
+    program = 'import django_rlock.celery; print("celery.worker.request" in sys.modules)'
+    assert told_by(DJANGO.format("") + program) == "False\n"
 
 
 def test_a_project_needs_no_celery() -> None:
@@ -91,14 +85,9 @@ class Missing:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Missing())
-import django
-from django.conf import settings
-settings.configure(INSTALLED_APPS=["django.contrib.contenttypes", "django_rlock"])
-django.setup()
-from django.core.management import call_command
-call_command("check")
 """
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    setup = DJANGO.format('INSTALLED_APPS=["django.contrib.contenttypes", "django_rlock"]')
+    told_by(f'{program}{setup}from django.core.management import call_command; call_command("check")')
 
 
 def test_the_public_modules_are_listed() -> None:
@@ -122,12 +111,6 @@ def test_on_windows_it_says_that_it_does_not_run_there() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ImportError: django-rlock does not run on Windows" in done.stderr
-
-
-def test_nothing_is_loaded_that_a_subinterpreter_refuses() -> None:
-    """Its extension supports the main interpreter only; without it, stacks of other threads are missing in errors."""
-    program = "import sys, django_rlock; sys.exit('faulthandler' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # --- imports that Python defers ---------------------------------------------------------------------------------------
@@ -173,10 +156,6 @@ def test_no_import_changes_another_module() -> None:
 )
 def test_whoever_uses_a_lock_has_all_that_serves_it(option: str) -> None:
     program = """
-import django
-from django.conf import settings
-settings.configure(INSTALLED_APPS=["django_rlock"])
-django.setup()
 from celery.signals import task_received, worker_init
 from django_rlock import rlock
 from django_rlock.celery import LockedTask
@@ -188,8 +167,7 @@ print(*(each.__name__ for each in worker("default").jobs))
 print(*(each.__module__.rpartition(".")[2] for each in (INSPECTOR.holder, NEWCOMERS.notify, WAITS.hurry)), end=" ")
 print(FORCED_RELEASES.confirm.__module__.rpartition(".")[2], len(task_received.receivers), len(worker_init.receivers))
 """
-    told = subprocess.run([sys.executable, "-X", option, "-c", program], check=True, capture_output=True, text=True)
-    assert told.stdout.splitlines() == [
+    assert told_by(WITH_THE_APP + program, "-X", option).splitlines() == [
         "Renewals ForcedReleaseWatcher CleanUps IdleConnections Heartbeats",
         "inspection reporter heartbeats forced 1 2",
     ]
