@@ -166,7 +166,7 @@ KEYS = 16
 _PLACE = "for _, key in ipairs(KEYS) do redis.call('set', key, '', 'px', 60000) end"
 _TAKE = "return redis.call('del', KEYS[1])"
 _ABOVE = "See the findings above."
-_RIGHTS = "Grant the rights that the documentation lists: docs/topologies.md#least-rights"
+_RIGHTS = "Grant the rights that the documentation lists: docs/connection-options.md#least-rights"
 WITHIN = 2.0
 """The time limit for each reply, in seconds."""
 

@@ -1,4 +1,4 @@
-"""What docs/topologies.md says is exact: the settings, which the other tests here run, and the least rights."""
+"""What the pages say is exact: the settings, which the other tests here run, and the least rights."""
 
 import ast
 import re

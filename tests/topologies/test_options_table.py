@@ -1,4 +1,4 @@
-"""The table of options in docs/topologies.md is complete, and true."""
+"""The table of options in docs/connection-options.md is complete, and true."""
 
 import inspect
 import re
@@ -13,9 +13,9 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from django_rlock._transport.pool import Source
-from tests.topologies.documented import PAGE
+from tests.topologies.documented import OPTIONS
 
-SECTION = PAGE.read_text(encoding="utf-8").partition("## Options of the entry\n")[2].partition("\n## ")[0]
+SECTION = OPTIONS.read_text(encoding="utf-8").partition("## Options of the entry\n")[2].partition("\n## ")[0]
 ROWS = [row.split(" | ") for row in re.findall(r"^\| (`.*) \|$", SECTION, re.MULTILINE)]
 VERDICTS = {name: says.split()[0].strip(",;:") for names, says in ROWS for name in re.findall(r"`(\w+)`", names)}
 CONNECTIONS = redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection
