@@ -225,33 +225,29 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
         class Buy(View): ...
 
-    A template names the lock. ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of an
-    argument. ``<request.user.pk>``, ``<GET.q>``, ``<POST.q>``, ``<data.sku>`` and ``<header.Idempotency-Key>`` come
-    from the request; a request without them gets a 400 response. A function instead of a template gets the arguments
-    of the call, and returns one or more names. With several names, all locks are taken or none.
+    A template names the lock: ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of an
+    argument, ``<request.user.pk>`` or ``<POST.q>`` a value of the request, without which the response is 400. Instead
+    of a template, a function may get the arguments of the call, and return one or more names. With several names, all
+    locks are taken or none.
 
-    ``wait_time`` is how long to wait, in seconds; 0 tries once, None waits forever. By default calls with a request
-    wait for VIEW_WAIT_TIME. Other calls try once if ``on_locked`` is "skip" or a function, and otherwise wait for
-    WAIT_TIME.
-    ``lease_time`` is in seconds; with None the watchdog renews the lease, for ``max_hold_time`` seconds at most (None:
-    MAX_HOLD_TIME). The lock stays taken for ``at_least`` seconds after it was acquired, even if the call ends earlier:
-    a view responds to other requests with 423, and with the remaining time as ``Retry-After``. With ``permits=3`` up to
-    three calls run at once. ``using`` is the RLOCK alias, ``kind`` the kind of lock (None: the alias's default kind).
+    Durations are seconds. ``wait_time`` is how long to wait; 0 tries once, None waits forever. By default calls with a
+    request wait for VIEW_WAIT_TIME. Other calls try once if ``on_locked`` is "skip" or a function, and otherwise wait
+    for WAIT_TIME. With a ``lease_time`` of None the watchdog renews the lease, for ``max_hold_time`` at most (None:
+    MAX_HOLD_TIME). The lock stays held for ``at_least`` after it was acquired, even if the call ends earlier. With
+    ``permits=3`` up to three calls run at once. ``using`` is the RLOCK alias, ``kind`` the kind of lock (None: the
+    alias's default kind).
 
-    A *view* is the function that the request's URL was resolved to, below other decorators; a handler of a class that
-    derives from View; or a function that ``@api_view``, a view set or ninja calls. If the lock is held, it responds
-    with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was lost, with 503. Other callables,
-    even with a request, raise LockTimeoutError, LockUnavailableError and LockLostError, which LockMiddleware turns into
-    the same responses. ``on_locked`` changes that: ``"raise"`` makes a view raise all three; ``"skip"`` returns None
-    when the lock is held (204 from a view); a function is called with the LockTimeoutError and the arguments of the
-    call, and returns the result.
+    If the lock is held, a view responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was
+    lost, with 503. Other callables, even with a request, raise LockTimeoutError, LockUnavailableError and
+    LockLostError, which LockMiddleware turns into the same responses. ``on_locked`` changes that: ``"raise"`` makes a
+    view raise all three; ``"skip"`` returns None when the lock is held (204 from a view); a function is called with the
+    LockTimeoutError and the arguments of the call, and returns the result.
 
     ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT, one
     command checks that the lock is still held; if it was lost, or Redis is unreachable, the transaction is rolled back.
     ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True for all callables, and also on the default
-    database; False never. Async code has no transactions. Make it the outermost decorator; otherwise Django
-    opens the transaction before the lock is taken (a warning says so). A lock on one method of
-    a class does not change the transactions of the other methods.
+    database; False never. Async code has no transactions. Make it the outermost decorator; otherwise Django opens the
+    transaction before the lock is taken (a warning says so).
 
     ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.
 

@@ -393,15 +393,13 @@ class MultiLock(BaseLock):
         with MultiLock(FairLock("account:1"), FairLock("account:2"), wait_time=3):
             ...
 
-    ``rlock("account:1", "account:2")`` also makes a MultiLock. The order of the arguments does not matter, and two
-    MultiLocks cannot deadlock. If a member is taken, the MultiLock releases the others, waits in that member's own
-    queue, and tries the others again. If another member is taken by then, it waits for all members in the order of
-    their names and keeps the members it has, so members that are often taken do not starve it. If that takes longer
-    than ``KEEP_FOR`` (2) seconds, it releases all and starts again, so that an owner that holds one member and waits
-    for another can continue.
+    ``rlock("account:1", "account:2")`` also makes a MultiLock. The order of the arguments does not matter, two
+    MultiLocks cannot deadlock, and members that are often held do not starve it: it waits in the held member's own
+    queue, and in the end for all members in the order of their names, while it keeps the others for ``KEEP_FOR`` (2)
+    seconds at first. A member named twice counts once.
 
     Members that share a server (in a cluster: a slot) are taken by one script and released by one script, whatever
-    their kinds. A member named twice counts once.
+    their kinds.
 
     Each member is a separate hold, which is renewed, re-entered and lost separately. The MultiLock counts as lost when
     one member is; its release still releases the others. With a lease time, all leases end no earlier than if they had

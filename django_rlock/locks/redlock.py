@@ -462,8 +462,8 @@ class RedLock(BaseLock):
     """A re-entrant lock over the independent servers of an alias with ``NODES``, with a fencing token.
 
     A majority of them must grant it, so it works while a minority is down, paused or cut off. It counts as held for its
-    lease, less CLOCK_DRIFT of it and 2 ms, from before the first command was sent. The watchdog renews it on a
-    majority. ``suspect`` says that renewals fail while the lease still runs::
+    lease, less CLOCK_DRIFT of it and 2 ms, from before the first command was sent. ``suspect`` says that renewals fail
+    while the lease still runs::
 
         with rlock("invoice:7", using="quorum") as lock:
             lock.token
