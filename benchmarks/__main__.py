@@ -13,8 +13,8 @@ from benchmarks.results import Earlier, Result, grid_lines, to_json, to_markdown
 from benchmarks.scale import growth
 
 NAMES = (
-    "uncontended", "contended", "waiting", "holding", "beside", "greenlets", "listing", "multi", "quorum", "readers",
-    "django", "celery", "scale", "systems", "capacity",
+    "uncontended", "apart", "contended", "waiting", "holding", "beside", "greenlets", "listing", "multi", "quorum",
+    "readers", "django", "celery", "scale", "systems", "capacity",
 )  # fmt: skip
 
 

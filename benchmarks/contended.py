@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import redis_lock
 from django_redis import get_redis_connection
@@ -187,8 +188,8 @@ def _plain() -> tuple[Take, Give]:
     return lambda wait: lock.acquire(wait_time=wait), lock.release
 
 
-def _redis_py() -> tuple[Take, Give]:
-    lock = get_redis_connection().lock("bench:redis-py", timeout=LEASE)
+def _redis_py(sleep: float = 0.1) -> tuple[Take, Give]:
+    lock = get_redis_connection().lock("bench:redis-py", timeout=LEASE, sleep=sleep)
     return lambda wait: lock.acquire(blocking_timeout=wait), lock.release
 
 
@@ -200,6 +201,7 @@ def _python_redis_lock() -> tuple[Take, Give]:
 CONTENDERS: dict[str, Callable[[], tuple[Take, Give]]] = {
     "FairLock": _fair,
     "redis-py": _redis_py,
+    "redis-py, sleep=0.001": partial(_redis_py, 0.001),
     "RLock": _plain,
     "python-redis-lock": _python_redis_lock,
 }

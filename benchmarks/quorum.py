@@ -21,7 +21,7 @@ from benchmarks.delay import delayed
 from benchmarks.peers import LEASE, as_async_pair, as_pair
 from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import one_core
-from benchmarks.timing import AsyncPair, Costs, Pair, ratios, time_async, time_sync
+from benchmarks.timing import KINDS, AsyncPair, Costs, Pair, ratios, time_async, time_sync
 from django_rlock import RLock
 from django_rlock._transport.calls import next_nonce, pack
 from django_rlock.locks.redlock import RedLock
@@ -92,11 +92,17 @@ class Measured:
 
 
 def _rows(costs: Costs, binding: str, base: str, limit: float) -> list[Row]:
-    limits = {"RedLock": limit}
+    limits = {"RedLock, wall": limit}
     return [
-        median_row(f"{name}, {binding}", ratios(costs, name, base), f"× {base}", at_most=limits.get(name))
+        median_row(
+            f"{name}, {binding}, {kind} time",
+            ratios(costs, name, base, kind),
+            f"× {base}",
+            at_most=limits.get(f"{name}, {kind}"),
+        )
         for name in costs
         if name != base
+        for kind in KINDS
     ]
 
 

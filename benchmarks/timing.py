@@ -22,6 +22,8 @@ class Cost(NamedTuple):
 
 
 Costs = dict[str, list[Cost]]
+Kind = Literal["cpu", "wall"]
+KINDS: tuple[Kind, ...] = ("cpu", "wall")
 
 
 def time_sync(contenders: Mapping[str, Pair], rounds: int, pairs: int) -> Costs:
@@ -64,6 +66,6 @@ def rotated(names: list[str], number: int) -> list[str]:
     return names[start:] + names[:start]
 
 
-def ratios(costs: Costs, name: str, base: str, kind: Literal["cpu", "wall"] = "wall") -> list[float]:
+def ratios(costs: Costs, name: str, base: str, kind: Kind = "wall") -> list[float]:
     """The time of one contender in each round, relative to the base's in the same round."""
     return [getattr(mine, kind) / getattr(theirs, kind) for mine, theirs in zip(costs[name], costs[base], strict=True)]

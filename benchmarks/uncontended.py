@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Literal
 
 from benchmarks import burst, peers
 from benchmarks.results import Row, Table, median_row
 from benchmarks.stage import cores_awake, monitored, one_core
-from benchmarks.timing import Costs, ratios, time_async, time_sync
+from benchmarks.timing import Costs, Kind, ratios, time_async, time_sync
 from django_rlock import FairLock, RLock
 
 ROUNDS, PAIRS = 40, 250
 QUICK_ROUNDS, QUICK_PAIRS = 3, 20
-Limits = Mapping[Literal["cpu", "wall"], float | None]
+Limits = Mapping[Kind, float | None]
 SYNC_LIMITS: Limits = {"cpu": 0.5, "wall": 0.75}
 ASYNC_LIMITS: Limits = {"cpu": 0.45, "wall": 0.6}
 MADE_LIMITS: Limits = {"cpu": 0.48, "wall": None}

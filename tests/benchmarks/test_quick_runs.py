@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,13 @@ def check_uncontended(rows):
     assert rows["until the last is taken"]["figure"] > 0
 
 
+def check_apart(rows):
+    for name in "RLock", "FairLock", "portalocker":
+        assert {f"{name}, cpu time", f"{name}, wall time"} < rows.keys()
+    if shutil.which("mvn"):
+        assert rows["FairLock, throughput"]["unit"] == "× Redisson's FairLock"
+
+
 def check_contended(rows):
     assert {f"{kind}, throughput" for kind in ("FairLock", "RLock")} < rows.keys()
     assert {"FairLock, longest wait", "redis-py, longest wait"} < rows.keys()
@@ -104,7 +112,8 @@ def check_multi(rows):
 
 def check_quorum(rows):
     for binding in ("sync", "async"):
-        assert {f"{name}, {binding}" for name in ("RedLock", "RedLock without fencing", "pottery")} < rows.keys()
+        names = "RedLock", "RedLock without fencing", "raw sockets"
+        assert {f"{name}, {binding}, {kind} time" for name in names for kind in ("cpu", "wall")} < rows.keys()
     assert {f"what the proxy adds to {pings}" for pings in ("a PING", "5 PINGs at once")} < rows.keys()
 
 
@@ -172,6 +181,7 @@ def check_capacity(rows):
 
 CHECKS = {
     "uncontended": check_uncontended,
+    "apart": check_apart,
     "contended": check_contended,
     "waiting": check_waiting,
     "holding": check_holding,
