@@ -100,7 +100,7 @@ def _look(task: Any, run: str) -> None:
 
 
 def _promise(task: Any) -> tuple[bool, float]:
-    """Whether the lock is lost, and until when it is promised. Tasks of other libraries promise it while they run."""
+    """Whether the lock is lost, and until when it is promised. Tasks without a lock promise it while they run."""
     from django_rlock._transport.identity import thread_owner
     from django_rlock.celery import LockedTask
     from django_rlock.locks.holds import HOLDS
@@ -153,12 +153,12 @@ def make(plan: dict[str, Any]) -> Made:
     """The app for the servers of a plan, with the tasks that the plan names."""
     app = Celery("tests.campaign", set_as_current=False)
     app.conf.update(CONFIGURATION, broker_url=plan["broker"], result_backend=plan["results"])
-    tasks = WHOSE[plan["whose"]](app, plan["locks"])
+    tasks = WHOSE[plan["whose"]](app)
     app.finalize()
     return Made(app, tasks)
 
 
-def _locked(app: Any, _locks: str) -> list[Any]:
+def _locked(app: Any) -> list[Any]:
     from django_rlock.celery import LockedTask
 
     task = partial(app.task, base=LockedTask, bind=True, shared=False, lock_key="campaign:<key>", **_SOON)
@@ -170,7 +170,7 @@ def _locked(app: Any, _locks: str) -> list[Any]:
     ]
 
 
-def _queued(app: Any, _locks: str) -> list[Any]:
+def _queued(app: Any) -> list[Any]:
     from django_rlock.celery import LockedTask
 
     task = partial(
@@ -198,33 +198,12 @@ def _fails_at_first(task: Any, key: str, lasts: float) -> str:
     return done
 
 
-def _plain(app: Any, _locks: str) -> list[Any]:
+def _plain(app: Any) -> list[Any]:
     return [app.task(name="plain", bind=True, shared=False)(work)]
 
 
-def _once(app: Any, locks: str) -> list[Any]:
-    from celery_once import QueueOnce
-
-    settings = {"url": locks.replace("unix://", "redis+socket://"), "default_timeout": 3600}
-    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": settings}
-    return [app.task(name="once", bind=True, shared=False, base=QueueOnce, once={"keys": ["key"]})(work)]
-
-
-def _singleton(app: Any, locks: str) -> list[Any]:
-    from celery_singleton import Singleton
-
-    app.conf.singleton_backend_url = locks
-    return [app.task(name="singleton", bind=True, shared=False, base=Singleton, unique_on=["key"])(work)]
-
-
-WHOSE: dict[str, Callable[[Any, str], list[Any]]] = {
-    "locked": _locked,
-    "queued": _queued,
-    "plain": _plain,
-    "once": _once,
-    "singleton": _singleton,
-}
-"""Whose tasks a campaign may run, by the app and the address of the locks."""
+WHOSE: dict[str, Callable[[Any], list[Any]]] = {"locked": _locked, "queued": _queued, "plain": _plain}
+"""Whose tasks a campaign may run."""
 
 if PLAN:
     app = make(PLAN).app

@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -19,11 +18,9 @@ from django_rlock._redis.scripts import Script
 from example_project.embedded import EmbeddedServer
 from tests import namespaces
 from tests.campaign.plan import WATCHDOG_TIMEOUT
-from tests.campaign.servers import Servers
 from tests.campaign.staff import CampaignWorker, Staff
 from tests.proxy import Proxy, Rule
-from tests.soak import nemesis
-from tests.soak.nemesis import TO_COMMANDS, Deed, registering
+from tests.soak.nemesis import TO_COMMANDS, Deed, Scene, add
 
 WORKERS, BROKER, LOCKS, WIRE = "workers", "the broker", "locks", "wire"
 """What is done to one of these places is done one after another."""
@@ -37,33 +34,25 @@ FOR_LOCKS: list[Script | bytes] = [
 ]  # fmt: skip
 
 
-@dataclass
-class Scene(nemesis.Scene):
-    """A broker, the locks' server, and workers."""
-
-    servers: Servers
-    staff: Staff
-
-
 DEEDS: list[Deed] = []
-deed = registering(DEEDS)
+deed = partial(add, DEEDS)
 
 
 # --- to workers -------------------------------------------------------------------------------------------------------
 
 
 def _any(scene: Scene, chance: Random) -> int:
-    return chance.randrange(len(scene.staff.workers))
+    return chance.randrange(len(scene.crew.workers))
 
 
 @deed(WORKERS)
 def kill_a_child(scene: Scene, chance: Random) -> None:
-    scene.staff.workers[_any(scene, chance)].kill_child(chance)
+    scene.crew.workers[_any(scene, chance)].kill_child(chance)
 
 
 @deed(WORKERS)
 def stop_a_child_beyond_the_lease(scene: Scene, chance: Random) -> None:
-    child = scene.staff.workers[_any(scene, chance)].child(chance)
+    child = scene.crew.workers[_any(scene, chance)].child(chance)
     if child is not None:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGSTOP)
@@ -73,7 +62,7 @@ def stop_a_child_beyond_the_lease(scene: Scene, chance: Random) -> None:
 
 @deed(WORKERS)
 def stop_a_worker_beyond_the_lease(scene: Scene, chance: Random) -> None:
-    scene.hang(scene.staff.workers[_any(scene, chance)], chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
+    scene.hang(scene.crew.workers[_any(scene, chance)], chance.uniform(*BEYOND) * WATCHDOG_TIMEOUT)
 
 
 def _succeeded(
@@ -81,8 +70,8 @@ def _succeeded(
 ) -> None:
     """Let a worker go, and put another worker there."""
     number = _any(scene, chance)
-    leave(scene.staff.workers[number])
-    replace(scene.staff, number)
+    leave(scene.crew.workers[number])
+    replace(scene.crew, number)
 
 
 KILL = CampaignWorker.kill
@@ -101,11 +90,13 @@ DEEDS.append(Deed("kill another child", WORKERS, kill_a_child))
 
 
 def _broker(scene: Scene) -> EmbeddedServer:
-    return scene.servers.broker.server
+    server: EmbeddedServer = scene.servers.broker.server
+    return server
 
 
 def _locks(scene: Scene) -> EmbeddedServer:
-    return scene.servers.locks.server
+    server: EmbeddedServer = scene.servers.locks.server
+    return server
 
 
 def _meet(scene: Scene, chance: Random, how: Callable[[Proxy, Script | bytes], Rule]) -> None:

@@ -7,10 +7,7 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from celery import Celery
 from django.conf import settings
@@ -18,18 +15,16 @@ from django.test import override_settings
 
 from tests.campaign import fates, trail
 from tests.campaign.app import make
-from tests.campaign.deeds import DEEDS, Scene
+from tests.campaign.deeds import DEEDS
 from tests.campaign.plan import QUEUE, TASKS, WATCHDOG_TIMEOUT
 from tests.campaign.publisher import Publisher
 from tests.campaign.servers import Servers
 from tests.campaign.staff import Staff
-from tests.soak.checker import Violation, check
-from tests.soak.nemesis import Nemesis
+from tests.soak.checker import check
+from tests.soak.nemesis import Nemesis, Scene
 from tests.soak.records import Log, read
-from tests.soak.run import counts, keep, temporary_folder
+from tests.soak.rig import Report, report, temporary_folder
 
-MOST_SHOWN = 20
-"""Violations that a report spells out."""
 PATIENCE = 120.0
 """Seconds within which the broker must have no message left when all is well."""
 _LEFT = "redis.call('select', 1) return redis.call('llen', ARGV[1]) + redis.call('hlen', 'unacked')"
@@ -40,45 +35,6 @@ def _locks_at(url: str) -> override_settings:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     cache = {**settings.CACHES["default"], "LOCATION": url}
     return override_settings(CACHES={"default": cache}, RLOCK={"default": {"WATCHDOG_TIMEOUT": WATCHDOG_TIMEOUT}})
-
-
-@dataclass
-class Report:
-    """The outcome of a campaign. ``folder`` has the records and logs of one that did not pass."""
-
-    seed: str
-    whose: str
-    seconds: float
-    sent: int
-    runs: int
-    refused: Counter[str]
-    ends: Counter[str]
-    known: Counter[str]
-    deeds: Counter[str]
-    failed: list[str]
-    left: int
-    violations: list[Violation] = field(default_factory=list)
-    folder: Path | None = None
-
-    @property
-    def passed(self) -> bool:
-        return not (self.violations or self.left)
-
-    def __str__(self) -> str:
-        lines = [
-            f"seed {self.seed}, {self.seconds:.0f} s: {self.deeds.total()} deeds of {len(self.deeds)} kinds",
-            f"{self.sent} tasks ({self.whose}), {self.runs} runs, {len(self.violations)} violations",
-            f"ends: {counts(self.ends)}",
-            f"not sent: {counts(self.refused)}",
-            f"deeds: {counts(self.deeds)}",
-            f"known: {counts(self.known)}",
-        ]
-        lines += [f"failed: {text}" for text in self.failed]
-        lines += [f"LEFT: {self.left} messages that nobody works off"] if self.left else []
-        lines += [f"VIOLATION: {violation}" for violation in self.violations[:MOST_SHOWN]]
-        if self.folder:
-            lines.append(f"records and logs: {self.folder}")
-        return "\n".join(lines)
 
 
 def run(
@@ -95,7 +51,7 @@ def run(
     ``whose`` tasks, see ``app.WHOSE``; ``long`` is the share of those that outlast the visibility timeout; at most
     ``most`` are sent.
     """
-    with temporary_folder("rlock-campaign-") as folder, ExitStack() as stack:
+    with temporary_folder("campaign") as folder, ExitStack() as stack:
         (folder / TASKS).mkdir()
         log = stack.enter_context(Log(folder, "nemesis"))
         servers = Servers(stack, folder)
@@ -117,26 +73,14 @@ def run(
         for worker in staff.workers:
             worker.end()  # when what it runs has ended
         states = {task_id: _state(made.app, task_id) for task_id in publisher.sent}
-        overlaps = check(read(folder))
+        verdict = check(read(folder))
         trails = trail.trails(servers.broker.server.folder)
         judgement = fates.judge(fates.read(folder), publisher.sent, states, trails)
-        report = Report(
-            seed=seed,
-            whose=whose,
-            seconds=seconds,
-            sent=len(publisher.sent),
-            runs=overlaps.holds.total(),
-            refused=publisher.refused,
-            ends=judgement.ends,
-            known=overlaps.known + judgement.known,
-            deeds=nemesis.done,
-            failed=nemesis.failed,
-            left=left,
-            violations=[*overlaps.violations, *judgement.violations],
-        )
-        if not report.passed:
-            report.folder = keep(folder)
-        return report
+        verdict.known += judgement.known
+        verdict.violations += judgement.violations
+        wrong = [f"LEFT: {left} messages that nobody works off"] if left else []
+        counts = {"ends": judgement.ends, "not sent": publisher.refused}
+        return report(folder, nemesis, seconds, verdict, wrong, [f"tasks: {whose}"], **counts)
 
 
 def _wait_for_the_last(servers: Servers) -> int:

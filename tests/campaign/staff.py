@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 from tests import namespaces
 from tests.campaign.plan import QUEUE, VARIABLE
 from tests.celery_app.workers import TEMPORARY, Worker
 from tests.soak.records import ENDS, Log
+from tests.soak.rig import Crew
 
 CHILDREN = 2
 """Of each worker."""
@@ -73,28 +74,23 @@ class CampaignWorker(Worker):
         self.stop()
 
 
-class Staff:
+class Staff(Crew[CampaignWorker]):
     """``plans`` are those of each worker in turn: some go through proxies."""
 
     def __init__(self, size: int, folder: Path, plans: Sequence[dict[str, Any]], records: Log) -> None:
         self._folder = folder
         self._plans = plans
         self._records = records
-        self._made = 0
-        self.workers = [self._make(place) for place in range(size)]
+        super().__init__(size)
 
-    def _make(self, place: int, before: Sequence[str] = (), **environ: str) -> CampaignWorker:
-        self._made += 1
+    def make(self, place: int, before: Sequence[str] = (), **environ: str) -> CampaignWorker:
+        self.made += 1
         plan = json.dumps(self._plans[place % len(self._plans)])
-        options = ("--pool", "prefork", "-c", str(CHILDREN), "-n", f"w{self._made}@campaign")
-        log = self._folder / f"w{self._made}.log"
+        options = ("--pool", "prefork", "-c", str(CHILDREN), "-n", f"w{self.made}@campaign")
+        log = self._folder / f"w{self.made}.log"
         worker = CampaignWorker(QUEUE, *options, log=log, environ={VARIABLE: plan, **environ}, before=before)
         worker.records = self._records
         return worker
-
-    def replace(self, place: int, before: Sequence[str] = (), **environ: str) -> None:
-        """Put a new worker where one has ended; ``before`` begins its command."""
-        self.workers[place] = self._make(place, before, **environ)
 
     def replace_by_stranger(self, place: int) -> None:
         """Put a worker there of another user, to whom ``/proc`` hides the others' processes."""
@@ -105,10 +101,3 @@ class Staff:
         folder = self._folder / "full"
         folder.mkdir(exist_ok=True)
         self.replace(place, namespaces.with_full_disk(folder), **{TEMPORARY: str(folder)})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.kill()

@@ -5,6 +5,8 @@ workers.py    what runs in each worker process: threads and tasks that take and 
 grips.py      each kind of lock as a worker uses it, and what it promises
 crew.py       the worker processes, to be stopped, killed and replaced
 deeds.py      what the nemesis does
+run.py        one soak
+rig.py        what a soak and a campaign share: workers, the report, the command
 nemesis.py    when it does what, from one seed
 records.py    who held what until when, and what was done: one file for each process
 checker.py    who was inside together that must not be, and what explains it

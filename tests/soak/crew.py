@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.clocks import Clocks, build, preloading
 from tests.processes import ClientProcess
+from tests.soak.rig import Crew
 
 LAST_TURNS = 180.0
 """How long all workers may take to get everything once more when all is well, in seconds; leases are shorter."""
@@ -65,7 +65,7 @@ class Worker:
         os.kill(self.pid, signal.SIGUSR1)
 
 
-class Crew:
+class SoakCrew(Crew[Worker]):
     """``settings`` are those of each worker in turn: some go through proxies."""
 
     def __init__(
@@ -75,32 +75,16 @@ class Crew:
         self._folder = folder
         self._settings = settings
         self._control = control
-        self._made = 0
         self.library = build(folder)
         self.met: Counter[str] = Counter()
-        self.workers: list[Worker] = []
-        try:
-            for place in range(size):
-                self.workers.append(self._make(place))
-        except BaseException:
-            self.__exit__()
-            raise
+        super().__init__(size)
 
-    def _make(self, place: int) -> Worker:
-        name = f"w{self._made}"
-        self._made += 1
-        return Worker(
-            name,
-            self._folder,
-            self.library,
-            seed=f"{self._seed}/{name}",
-            settings=self._settings[place % len(self._settings)],
-            control=self._control,
-        )
-
-    def replace(self, place: int) -> None:
-        """Put a new process where one has ended."""
-        self.workers[place] = self._make(place)
+    def make(self, place: int, before: Sequence[str] = (), **environ: str) -> Worker:
+        name = f"w{self.made}"
+        self.made += 1
+        settings = self._settings[place % len(self._settings)]
+        options = {"seed": f"{self._seed}/{name}", "settings": settings, "control": self._control}
+        return Worker(name, self._folder, self.library, **options)
 
     def let_have_last_turns(self) -> list[str]:
         """Let all workers take everything once more, and end; returns what the late ones did after LAST_TURNS."""
@@ -123,11 +107,3 @@ class Crew:
         """Count what the processes of now have met."""
         for worker in self.workers:
             self.met.update(worker.call("met"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            with contextlib.suppress(Exception):
-                worker.kill()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -17,12 +16,11 @@ from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
 from example_project.embedded import EmbeddedServer
 from tests.proxy import Proxy, Rule
-from tests.soak import nemesis
-from tests.soak.crew import Crew, Worker
+from tests.soak.crew import Worker
 from tests.soak.grips import ONE, PAIR, QUORUM, WATCHDOG_TIMEOUT
-from tests.soak.nemesis import COMPILER, LIBFAKETIME, TO_COMMANDS, Deed, registering
+from tests.soak.nemesis import COMPILER, LIBFAKETIME, TO_COMMANDS, Deed, Scene, add
 from tests.soak.records import DOUBTS, ENDS, FORGETS, NODE_FORGETS, STEPS_BACK, WIRE, now
-from tests.soak.servers import PATIENCE, Servers, Single, start
+from tests.soak.servers import PATIENCE, Single, start
 from tests.topologies.servers import begin_failover, command, primary_port
 
 PROCESSES = "processes"
@@ -34,16 +32,8 @@ _OF_NODES = [each for name, each in _SCRIPTS.items() if name.startswith("REDLOCK
 _OF_ONE = [each for name, each in _SCRIPTS.items() if not name.startswith("REDLOCK")]
 
 
-@dataclass
-class Scene(nemesis.Scene):
-    """The servers, and the processes that use them."""
-
-    servers: Servers
-    crew: Crew
-
-
 DEEDS: list[Deed] = []
-deed = registering(DEEDS)
+deed = partial(add, DEEDS)
 
 
 # --- to processes -------------------------------------------------------------------------------------------------
@@ -137,35 +127,58 @@ def _stop(scene: Scene, place: int, seconds: float) -> None:
 # --- to one server, and to nodes of a RedLock -------------------------------------------------------------------------
 
 
+ALONE, EITHER = (None,), (None, None)
+"""Without an effect, on the one server alone, or on a node, too."""
+TO_A_SERVER: dict[str, tuple[Callable[[Scene, Random, Single], object], Sequence[str | None]]] = {
+    "crash with its data": (lambda _scene, _chance, single: single.crash(keep_data=True), EITHER),
+    "crash without its data": (lambda _scene, _chance, single: single.crash(keep_data=False), (FORGETS, NODE_FORGETS)),
+    "be down for a while": (lambda scene, chance, it: scene.be_down(it.server, chance.uniform(0.2, 2.5)), ALONE),
+    "hang for less than a lease": (lambda scene, chance, it: scene.hang(it.server, chance.uniform(0.02, 2)), EITHER),
+    "hang for longer than a lease": (
+        lambda scene, chance, it: scene.hang(it.server, chance.uniform(1.1, 1.6) * WATCHDOG_TIMEOUT), ALONE,
+    ),
+    "lose all keys": (lambda _scene, _chance, it: _command(it, "FLUSHALL"), (FORGETS, FORGETS)),
+    "forget all scripts": (lambda _scene, _chance, it: _command(it, "SCRIPT FLUSH"), ALONE),
+    "close connections": (lambda _scene, _chance, it: _close_connections(it, "normal"), ALONE),
+    "close connections of listeners": (lambda _scene, _chance, it: _close_connections(it, "pubsub"), ALONE),
+    "pause clients": (
+        lambda _scene, chance, it: _command(
+            it, "CLIENT PAUSE", chance.randrange(50, 1500), chance.choice(("ALL", "WRITE"))
+        ),
+        ALONE,
+    ),
+    "be out of memory": (lambda scene, chance, it: _set_for_a_while(scene, chance, it, "maxmemory"), EITHER),
+    "want replicas": (lambda scene, chance, it: _set_for_a_while(scene, chance, it, "min-replicas-to-write"), ALONE),
+}  # fmt: skip
+"""What is done to a single server: the one that most locks live on, or any node. The effects are those for the one and
+for a node; without the second, it is done to the one alone.
+"""
+
+
 def to_a_server(*effects: str | None, needs: str = "") -> Callable[..., Any]:
-    """The decorator of what is done to a single server: the one that most locks live on, or any node.
+    """The decorator of what is done to a single server, too."""
 
-    It gets that server. The effects are those for the one and for a node; without the second, it is done to the one
-    alone.
-    """
-
-    def register(do: Callable[[Scene, Random, Single], None]) -> Callable[[Scene, Random, Single], None]:
-        name = do.__name__.replace("_", " ")
-        for effect, place in zip(effects or (None, None), (ONE, QUORUM), strict=False):
-            what = f"{name}, a node" if place == QUORUM else name
-            DEEDS.append(Deed(what, place, partial(_to_single, do, place), effect, needs))
+    def register(do: Callable[[Scene, Random, Single], object]) -> Callable[[Scene, Random, Single], object]:
+        _add_to_a_server(do.__name__.replace("_", " "), do, effects, needs)
         return do
 
     return register
 
 
-def _to_single(do: Callable[[Scene, Random, Single], None], place: str, scene: Scene, chance: Random) -> None:
+def _add_to_a_server(
+    name: str, do: Callable[[Scene, Random, Single], object], effects: Sequence[str | None], needs: str = ""
+) -> None:
+    for effect, place in zip(effects, (ONE, QUORUM), strict=False):
+        what = f"{name}, a node" if place == QUORUM else name
+        DEEDS.append(Deed(what, place, partial(_to_single, do, place), effect, needs))
+
+
+def _to_single(do: Callable[[Scene, Random, Single], object], place: str, scene: Scene, chance: Random) -> None:
     do(scene, chance, scene.servers.one if place == ONE else chance.choice(scene.servers.nodes))
 
 
-@to_a_server()
-def crash_with_its_data(scene: Scene, chance: Random, single: Single) -> None:
-    single.crash(keep_data=True)
-
-
-@to_a_server(FORGETS, NODE_FORGETS)
-def crash_without_its_data(scene: Scene, chance: Random, single: Single) -> None:
-    single.crash(keep_data=False)
+for _name, (_do, _effects) in TO_A_SERVER.items():
+    _add_to_a_server(_name, _do, _effects)
 
 
 @to_a_server(FORGETS)
@@ -177,21 +190,6 @@ def come_back_with_older_data(scene: Scene, chance: Random, single: Single) -> N
     shutil.rmtree(single.data)
     kept.rename(single.data)
     start(single.server)
-
-
-@to_a_server(None)
-def be_down_for_a_while(scene: Scene, chance: Random, single: Single) -> None:
-    scene.be_down(single.server, chance.uniform(0.2, 2.5))
-
-
-@to_a_server()
-def hang_for_less_than_a_lease(scene: Scene, chance: Random, single: Single) -> None:
-    scene.hang(single.server, chance.uniform(0.02, 2))
-
-
-@to_a_server(None)
-def hang_for_longer_than_a_lease(scene: Scene, chance: Random, single: Single) -> None:
-    scene.hang(single.server, chance.uniform(1.1, 1.6) * WATCHDOG_TIMEOUT)
 
 
 @to_a_server(FORGETS)
@@ -210,48 +208,11 @@ def lose_some_keys(scene: Scene, chance: Random, single: Single) -> None:
                 client.delete(key)
 
 
-@to_a_server(FORGETS, FORGETS)
-def lose_all_keys(scene: Scene, chance: Random, single: Single) -> None:
-    _command(single, "FLUSHALL")
-
-
-@to_a_server(None)
-def forget_all_scripts(scene: Scene, chance: Random, single: Single) -> None:
-    _command(single, "SCRIPT FLUSH")
-
-
-@to_a_server(None)
-def close_connections(scene: Scene, chance: Random, single: Single) -> None:
-    _close_connections(single, "normal")
-
-
-@to_a_server(None)
-def close_connections_of_listeners(scene: Scene, chance: Random, single: Single) -> None:
-    _close_connections(single, "pubsub")
-
-
-@to_a_server(None)
-def pause_clients(scene: Scene, chance: Random, single: Single) -> None:
-    _command(single, "CLIENT PAUSE", chance.randrange(50, 1500), chance.choice(("ALL", "WRITE")))
-
-
-@to_a_server()
-def be_out_of_memory(scene: Scene, chance: Random, single: Single) -> None:
-    with _configured(single, "maxmemory", 1, 0):
-        scene.last(chance.uniform(0.1, 1.5))
-
-
 @to_a_server(None)
 def take_no_new_connections(scene: Scene, chance: Random, single: Single) -> None:
     with _configured(single, "maxclients", 1, 10000) as client:
         client.client_kill_filter(_type="normal", skipme=True)
         scene.last(chance.uniform(0.1, 1))
-
-
-@to_a_server(None)
-def want_replicas(scene: Scene, chance: Random, single: Single) -> None:
-    with _configured(single, "min-replicas-to-write", 1, 0):
-        scene.last(chance.uniform(0.1, 1.5))
 
 
 @to_a_server(None)
@@ -301,9 +262,8 @@ def set_the_clock_by_an_hour_for_a_while(scene: Scene, chance: Random, single: S
             for key in client.scan_iter():
                 if client.pttl(key) > 1000 * HOUR / 2:
                     client.delete(key)
-        scene.log.event(
-            "set the clock back by an hour", ONE if single is scene.servers.one else QUORUM, began, effect=STEPS_BACK
-        )
+        place = ONE if single is scene.servers.one else QUORUM
+        scene.log.event("set the clock back by an hour", place, began, effect=STEPS_BACK)
 
 
 def _command(single: Single, name: str, *args: Any) -> Any:
@@ -323,6 +283,11 @@ def _configured(single: Single, option: str, value: int, usual: int) -> Iterator
             yield client
         finally:
             client.config_set(option, usual)
+
+
+def _set_for_a_while(scene: Scene, chance: Random, single: Single, option: str) -> None:
+    with _configured(single, option, 1, 0):
+        scene.last(chance.uniform(0.1, 1.5))
 
 
 def _step(single: Single, seconds: float) -> None:

@@ -50,25 +50,26 @@ TO_COMMANDS: dict[str, Callable[..., Rule]] = {
 """What a proxy does to a command or its reply."""
 
 
-def registering(deeds: list[Deed]) -> Callable[..., Any]:
+def add(
+    deeds: list[Deed], place: str, effect: str | None = None, needs: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The decorator of functions that are to be among these deeds."""
 
-    def deed(place: str, effect: str | None = None, needs: str = "") -> Callable[..., Any]:
-        def register(do: Callable[..., Any]) -> Callable[..., Any]:
-            deeds.append(Deed(do.__name__.replace("_", " "), place, do, effect, needs))
-            return do
+    def register(do: Callable[..., None]) -> Callable[..., None]:
+        deeds.append(Deed(do.__name__.replace("_", " "), place, do, effect, needs))
+        return do
 
-        return register
-
-    return deed
+    return register
 
 
 @dataclass
 class Scene:
-    """What deeds are done to. ``over`` is set when the nemesis has to come to an end."""
+    """What deeds are done to: servers, and processes that use them. ``over`` is set when the nemesis has to end."""
 
     log: Log
     over: threading.Event
+    servers: Any
+    crew: Any
 
     def last(self, seconds: float) -> None:
         """Let what was done be for so long."""
@@ -99,12 +100,11 @@ class Nemesis:
 
     def __init__(self, scene: Scene, deeds: Sequence[Deed], seed: str) -> None:
         self.scene = scene
+        self.seed = seed
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
         self._threads = [
-            threading.Thread(
-                target=self._act, args=([deed for deed in deeds if deed.place == place], f"{seed}/{place}")
-            )
+            threading.Thread(target=self._act, args=([deed for deed in deeds if deed.place == place], place))
             for place in sorted({deed.place for deed in deeds})
         ]
 
@@ -119,8 +119,8 @@ class Nemesis:
             for thread in self._threads:
                 thread.join()
 
-    def _act(self, deeds: Sequence[Deed], seed: str) -> None:
-        for deed, chance in plan(deeds, seed):
+    def _act(self, deeds: Sequence[Deed], place: str) -> None:
+        for deed, chance in plan(deeds, f"{self.seed}/{place}"):
             if self.scene.over.wait(chance.uniform(SOONEST, LATEST)):
                 return
             began = now()
