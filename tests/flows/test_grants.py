@@ -35,10 +35,10 @@ QUEUE, MARKS = queue_key(KEY), fair_keys(KEY)[2]
 class Truster(Visitor):
     """Takes the lock with a renewed lease, ``visits`` times, and counts how often it believed a message."""
 
-    def __init__(self, world: HandOffs, process: Process, visits: int = 1, wait: float | None = None) -> None:
+    def __init__(self, world: HandOffs, process: Process, visits: int = 1, **options: Any) -> None:
         self.visits = visits
         self.asked_since = True
-        super().__init__(world, process, FairLock(NAME), wait)
+        super().__init__(world, process, FairLock(NAME), **options)
         self.listen_before()
 
     @property
@@ -221,13 +221,11 @@ def finish(world: World) -> None:
     assert not [name for name in queue if name[:36] in living], queue
 
 
-def worlds(
-    make_world: Any, may: dict[str, int], visits: tuple[int, ...], wait: float | None = None
-) -> Callable[[], World]:
+def worlds(make_world: Any, may: dict[str, int], visits: tuple[int, ...], **options: Any) -> Callable[[], World]:
     def build() -> World:
         world: HandOffs = make_world(HandOffs)
         world.may = dict(may)
-        world.actors = [Truster(world, world.process(), each, wait) for each in visits]
+        world.actors = [Truster(world, world.process(), each, **options) for each in visits]
         return world
 
     HandOffs.believed = 0
@@ -258,6 +256,11 @@ def test_nothing_goes_wrong(make_world):
 def test_faults(make_world, may, visits):
     explore(worlds(make_world, may, visits), finish, limit=50_000)
     assert HandOffs.believed > 0
+
+
+def test_paused_before_a_reply(make_world):
+    """The server has executed the command, and the lease runs."""
+    explore(worlds(make_world, {"pass": 2}, (1, 1), split=True), finish, limit=50_000)
 
 
 def test_time_is_up_anywhere(make_world):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -24,79 +24,34 @@ from tests.flows import (
     test_names,
     test_readwrite,
 )
+from tests.flows.stepping import SteppingDriver
 from tests.flows.test_counters import same_ids
 from tests.mutants import Mutate, both, changed, changed_scripts, owner_ids_used_again
 
 __all__ = ["same_ids"]
 
 
-def sent_twice(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_one_command_is_sent_twice(kind, make_world, wait=None)
-
-
-def sent_twice_in_a_long_hold(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, "copy")
-
-
-def sent_twice_in_a_long_read(make_world: Any, **_: Any) -> None:
-    test_readwrite.test_one_command_of_a_long_hold_is_sent_twice(make_world, (test_readwrite.R,))
-
-
-def sent_twice_by_a_group(make_world: Any, **_: Any) -> None:
-    test_multi.test_one_command_is_sent_twice(make_world, test_multi.FAIR, ("ab", "b"))
-
-
-def sent_twice_for_a_free_lock(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_a_forced_release_of_a_free_lock_is_sent_twice(kind, make_world)
-
-
-def sent_twice_by_force(make_world: Any, **_: Any) -> None:
-    test_interleavings.test_a_forced_release_is_sent_twice(FairLock, make_world)
-
-
-def sent_twice_to_a_semaphore(make_world: Any, same_ids: Any, **_: Any) -> None:
-    test_counters.test_one_command_is_sent_twice(make_world, same_ids, Semaphore, 0, b"1")
-
-
-def sent_twice_to_a_fair_lock(make_world: Any, **_: Any) -> None:
-    sent_twice_in_a_long_hold(FairLock, make_world)
-
-
-def sent_twice_in_a_short_hold(make_world: Any, **_: Any) -> None:
-    test_interleavings.test_one_command_of_a_short_hold_is_sent_twice(make_world)
-
-
-def shared(kind: Any, make_world: Any, **_: Any) -> None:
-    test_names.test_two_processes_use_the_name(make_world, kind, {})
-
-
-def granted_before_a_restart(make_world: Any, **_: Any) -> None:
-    test_grants.test_faults(make_world, {"restart": 1}, (2, 1))
-
-
-def paused(make_world: Any, **_: Any) -> None:
-    test_grants.test_faults(make_world, {"pass": 2}, (2, 1))
-
-
-def forgotten(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_an_inner_release_is_sent_twice_to_a_server_that_forgot(kind, make_world)
-
-
-def cancelled(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_cancelled_anywhere(kind, make_world, split=False)
-
-
-def cancelled_and_back(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, "cancel")
-
-
-def extended_again(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_a_hold_is_extended_again_after_a_failure(kind, make_world)
-
-
-def cancelled_beside_another(kind: Any, make_world: Any, **_: Any) -> None:
-    test_interleavings.test_cancelled_beside_another_of_its_process(kind, make_world)
-
+in_a_long_hold = partial(test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold, kind=RLock)
+sent_twice = partial(test_interleavings.test_one_command_is_sent_twice, kind=RLock, wait=None)
+sent_twice_in_a_long_hold = partial(in_a_long_hold, fault="copy")
+sent_twice_in_a_long_read = partial(
+    test_readwrite.test_one_command_of_a_long_hold_is_sent_twice, crowd=(test_readwrite.R,)
+)
+sent_twice_by_a_group = partial(test_multi.test_one_command_is_sent_twice, kinds=test_multi.FAIR, meeting=("ab", "b"))
+sent_twice_for_a_free_lock = partial(test_interleavings.test_a_forced_release_of_a_free_lock_is_sent_twice, kind=RLock)
+sent_twice_by_force = partial(test_interleavings.test_a_forced_release_is_sent_twice, kind=FairLock)
+sent_twice_to_a_semaphore = partial(test_counters.test_one_command_is_sent_twice, kind=Semaphore, before=0, after=b"1")
+sent_twice_to_a_fair_lock = partial(in_a_long_hold, kind=FairLock, fault="copy")
+sent_twice_in_a_short_hold = test_interleavings.test_one_command_of_a_short_hold_is_sent_twice
+shared = partial(test_names.test_two_processes_use_the_name, kind=RLock, may={})
+granted_before_a_restart = partial(test_grants.test_faults, may={"restart": 1}, visits=(2, 1))
+paused = partial(test_grants.test_faults, may={"pass": 2}, visits=(2, 1))
+paused_before_a_reply = test_grants.test_paused_before_a_reply
+forgotten = partial(test_interleavings.test_an_inner_release_is_sent_twice_to_a_server_that_forgot, kind=RLock)
+cancelled = partial(test_interleavings.test_cancelled_anywhere, kind=RLock, split=False)
+cancelled_and_back = partial(in_a_long_hold, fault="cancel")
+extended_again = partial(test_interleavings.test_a_hold_is_extended_again_after_a_failure, kind=RLock)
+cancelled_beside_another = partial(test_interleavings.test_cancelled_beside_another_of_its_process, kind=RLock)
 
 LOST, LEFT, SHORTENED = "LockLostError", "rlock:stock:42", "a late copy shortened the lease"
 TOUCHED = "LockLostError|a late copy"
@@ -178,6 +133,14 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         changed(attempt.Attempt, "_is_granted", "waiter.ticket != self.ticket", "not waiter.ticket"),
         granted_before_a_restart, "it counts as held",
     ),
+    "any wake-up is believed": (
+        changed(attempt.Attempt, "_is_granted", "not self.ticket or waiter.ticket != self.ticket", "False"),
+        granted_before_a_restart, "it counts as held",
+    ),
+    "a lease is counted from the reply": (
+        changed(SteppingDriver, "run", "return self.reply", "call.sent_at = self.clock; return self.reply"),
+        paused_before_a_reply, "it counts as held for longer",
+    ),
     "a message is believed when the claim has ended": (
         both(
             changed(attempt.Attempt, "_is_granted", "until - now < max(claim / 2, LEAST_LEFT)", "False"),
@@ -210,5 +173,5 @@ def test_without_it_an_order_is_found(request, monkeypatch, same_ids, mutate, fi
     mutate(monkeypatch)
     make_world = request.getfixturevalue("make_world")  # loads the scripts
     with pytest.raises((AssertionError, LockLostError)) as found:
-        finds(kind=RLock, make_world=make_world, same_ids=same_ids)
+        finds(make_world=make_world, **({"same_ids": same_ids} if finds is sent_twice_to_a_semaphore else {}))
     assert re.search(what, repr(found.value))
