@@ -1,13 +1,11 @@
 """Every order of two and three clients' steps: never two holders, and no live client waits for ever."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
-from django_rlock import FairLock
+from django_rlock import FairLock, FencedLock, RLock
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
@@ -16,44 +14,20 @@ from django_rlock.locks.holds import HOLDS
 from tests.flows.ends import all_ended, all_served, finish
 from tests.flows.exploring import LONG, explore
 from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Beater, Returner, Visitor, suspend
-from tests.flows.worlds import World
+from tests.flows.worlds import World, meeting
 
 
-def visitors(
-    make_world: Callable[..., World],
-    kind: Callable[[str], BaseLock],
-    homes: tuple[int, ...],
-    may: dict[str, int] | None = None,
-    listening: bool = True,
-    order_matters: bool = False,
-    **options: Any,
-) -> Callable[[], World]:
-    """Makes worlds with a visitor in each of these processes, which are numbered. All have listened before."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = dict(may or {})
-        world.order_matters = order_matters
-        processes = {number: world.process() for number in sorted({*homes})}
-        world.actors = [Visitor(world, processes[home], kind(NAME), **options) for home in homes]
-        for actor in world.actors:
-            assert isinstance(actor, Visitor)
-            if listening:
-                actor.listen_before()
-        return world
-
-    return build
-
-
+@pytest.mark.lengthy
 @pytest.mark.parametrize("listening", [False, True], ids=["first wait", "later waits"])
 def test_two_processes(kind, make_world, listening):
     """Each call in two steps: the server executes it, the reply arrives."""
-    assert explore(visitors(make_world, kind, (1, 2), listening=listening, split=True), all_served) > 50
+    assert explore(meeting(make_world, *[kind(NAME)] * 2, listening=listening, split=True), all_served) > 50
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("homes", [(1, 2, 3), (1, 1, 2)], ids=["three processes", "two threads of one, and another"])
 def test_three(kind, make_world, homes):
-    assert explore(visitors(make_world, kind, homes), all_served) > 100
+    assert explore(meeting(make_world, *[kind(NAME)] * 3, homes=homes), all_served) > 100
 
 
 def test_order_of_service(make_world):
@@ -63,37 +37,38 @@ def test_order_of_service(make_world):
         all_served(world)
         assert [name for name in world.served if name in world.tickets] == world.tickets
 
-    assert explore(visitors(make_world, FairLock, (1, 2, 3), order_matters=True), check) > 100
+    def then(world: World) -> None:
+        world.order_matters = True
+
+    assert explore(meeting(make_world, *[FairLock(NAME)] * 3, then=then), check) > 100
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("split", [False, True], ids=["calls", "calls and replies"])
 def test_cancelled_anywhere(kind, make_world, split):
     """One of two is cancelled at any step; what it had sent may arrive at any later time, before the last clean-up."""
-    assert explore(visitors(make_world, kind, (1, 2), {"cancel": 1}, split=split), finish) > 100
+    assert explore(meeting(make_world, *[kind(NAME)] * 2, may={"cancel": 1}, split=split), finish) > 100
 
 
 def test_cancelled_beside_another_of_its_process(kind, make_world):
     """A waiter that was woken and is cancelled before it retries passes the wake-up on; no heartbeat has to repair
     that."""
-    build = visitors(make_world, kind, (1, 2, 2), {"cancel": 1})
+    build = meeting(make_world, *[kind(NAME)] * 3, homes=(1, 2, 2), may={"cancel": 1})
     assert explore(build, all_ended("served", "cancelled"), limit=20_000) > 100
 
 
 def test_time_is_up_anywhere(kind, make_world):
-    build = visitors(make_world, kind, (1, 2, 3), {"timeout": 2}, wait=5.0)
+    build = meeting(make_world, *[kind(NAME)] * 3, may={"timeout": 2}, wait=5.0)
     assert explore(build, all_ended("served", "timeout")) > 100
 
 
 def test_beats_in_between_do_no_harm(make_world):
     """Heartbeats only wake waiters that may retry."""
-    visiting = visitors(make_world, FairLock, (1, 2))
 
-    def build() -> World:
-        world = visiting()
+    def then(world: World) -> None:
         world.actors = [each for actor in world.actors for each in (actor, Beater(world, actor.process, 1, split=True))]
-        return world
 
-    assert explore(build, all_served) > 100
+    assert explore(meeting(make_world, *[FairLock(NAME)] * 2, then=then), all_served) > 100
 
 
 @pytest.mark.parametrize("fault", ["lose", "kill"])
@@ -104,35 +79,24 @@ def test_a_beat_repairs(make_world, fault):
         finish(world)
         assert all(actor.result == "served" for actor in world.actors if not actor.process.dead)
 
-    assert explore(visitors(make_world, FairLock, (1, 2, 3), {fault: 1}), check) > 100
+    assert explore(meeting(make_world, *[FairLock(NAME)] * 3, may={fault: 1}), check) > 100
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("wait", [None, 5.0], ids=["waits", "gives up"])
 def test_one_command_is_sent_twice(kind, make_world, wait):
     """Any command of one of two; the first copy is executed, and its reply lost, or it comes at any later time."""
-    build = visitors(make_world, kind, (1, 2), {"copy": 1, "timeout": 0 if wait is None else 1}, wait=wait)
-    assert explore(build, finish) > 100
+    may = {"copy": 1, "timeout": 0 if wait is None else 1}
+    assert explore(meeting(make_world, *[kind(NAME)] * 2, may=may, wait=wait), finish) > 100
 
 
-def one_beside_another(world: World, actor: type[Visitor], make: Callable[[str], BaseLock]) -> World:
-    for each in (actor, Visitor):
-        visitor = each(world, world.process(), make(NAME))
-        visitor.listen_before()
-        world.actors.append(visitor)
-    return world
-
-
+@pytest.mark.parametrize("kind", [FairLock, RLock, FencedLock])
 @pytest.mark.parametrize("fault", ["copy", "cancel"])
 def test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, fault):
     """It chooses leases, re-enters, ends and starts again, beside another one. What it had sent may arrive at any later
     time, also while it has its next hold.
     """
-
-    def build() -> World:
-        world = make_world()
-        world.may = {fault: 1}
-        return one_beside_another(world, Returner, kind)
-
+    build = meeting(make_world, *[kind(NAME)] * 2, may={fault: 1}, first=Returner)
     assert explore(build, finish, limit=20_000) > 100
 
 
@@ -151,12 +115,7 @@ class Insistent(Visitor):
 
 def test_a_hold_is_extended_again_after_a_failure(kind, make_world):
     """The first extension may arrive at any later time; it does not shorten the lease of the second one."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = {"cancel": 1}
-        return one_beside_another(world, Insistent, kind)
-
+    build = meeting(make_world, *[kind(NAME)] * 2, may={"cancel": 1}, first=Insistent)
     assert explore(build, finish, limit=20_000) > 100
 
 
@@ -174,12 +133,7 @@ class Brief(Visitor):
 
 def test_one_command_of_a_short_hold_is_sent_twice(make_world):
     """A lease that is shorter than the claim ends when its owner says so, and no copy shortens a longer one."""
-
-    def build() -> World:
-        world = make_world()
-        world.may = {"copy": 1}
-        return one_beside_another(world, Brief, FairLock)
-
+    build = meeting(make_world, *[FairLock(NAME)] * 2, may={"copy": 1}, first=Brief)
     assert explore(build, finish) > 100
 
 
@@ -216,14 +170,11 @@ def operator(world: World, lock: BaseLock) -> Actor:
 def test_a_forced_release_is_sent_twice(kind, make_world):
     """Two wait for a lock that is freed by force; a copy that comes late frees neither."""
 
-    visiting = visitors(make_world, kind, (1, 2), {"copy": 1})
-
-    def build() -> World:
-        world = visiting()
+    def then(world: World) -> None:
         world.client.hset(KEY, "another", 1)
         world.actors.append(operator(world, kind(NAME)))
-        return world
 
+    build = meeting(make_world, *[kind(NAME)] * 2, may={"copy": 1}, then=then)
     assert explore(build, finish, limit=20_000) > 100
 
 

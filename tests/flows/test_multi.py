@@ -87,15 +87,14 @@ MEETINGS = {
 }
 each_meeting = pytest.mark.parametrize("meeting", MEETINGS.values(), ids=MEETINGS.keys())
 WAYS: dict[str, tuple[Kind, Kind, Kind]] = {
-    "rlock, together": (RLock, RLock, RLock),
     "fair, together": (FairLock, FairLock, FairLock),
     "one after another": (ApartLock, ApartLock, ApartLock),
     "some together": (FairLock, RLock, ApartLock),
     "fenced and written, together": (FencedLock, WriteLock, RLock),
 }
-TOGETHER, FAIR, ONE_BY_ONE, SOME, SIDES = WAYS.values()
+FAIR, ONE_BY_ONE, SOME, SIDES = WAYS.values()
 each_way = pytest.mark.parametrize("kinds", WAYS.values(), ids=WAYS.keys())
-both_ways = pytest.mark.parametrize("kinds", [TOGETHER, SOME, SIDES], ids=["together", "some together", "sides"])
+both_ways = pytest.mark.parametrize("kinds", [SOME, SIDES], ids=["some together", "sides"])
 each_pair = pytest.mark.parametrize(
     ("kinds", "meeting"),
     [
@@ -223,21 +222,6 @@ def test_renewed_at_any_time(make_world, kinds, first, fault, meeting):
     assert explore(build, finish, limit=20_000) > 50
 
 
-class Sharing(World):
-    """Readers may be inside together; ``b`` is what they read."""
-
-    def enter(self, actor: Visitor) -> None:
-        inside = [each for each in self.inside if not _read_together(each.lock, actor.lock)]
-        assert not inside, "two inside at once"
-        self.inside.append(actor)
-        self.served.append(actor.owner.owner_id)
-
-
-def _read_together(one: BaseLock, other: BaseLock) -> bool:
-    names = {part.name for part in one.parts} & {part.name for part in other.parts}
-    return all(isinstance(part, ReadLock) for part in (*one.parts, *other.parts) if part.name in names)
-
-
 READERS: dict[str, tuple[tuple[str, Kind], ...]] = {
     "two that read": (("ab", ReadLock), ("bc", ReadLock)),
     "one that reads, one that writes": (("ab", ReadLock), ("bc", WriteLock)),
@@ -249,7 +233,7 @@ READERS: dict[str, tuple[tuple[str, Kind], ...]] = {
 @pytest.mark.parametrize("fault", [{}, {"cancel": 1}, {"copy": 1}], ids=["no fault", "cancelled", "sent twice"])
 def test_readers_of_one_member(make_world, meeting, fault):
     def build() -> World:
-        world: World = make_world(Sharing)
+        world: World = make_world()
         world.names, world.may = ("a", "b", "c"), dict(fault)
         for names, kind in meeting:
             lock = locks(names, (FencedLock, kind, RLock))

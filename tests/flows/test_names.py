@@ -144,6 +144,7 @@ def test_one_command_is_sent_twice(make_world, kind):
     assert explore(build, finish, limit=20_000) > 100
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("may", [{}, {"copy": 1}], ids=["once", "twice"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_use_the_name(make_world, kind, may):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import redis
 
-from django_rlock._redis.keys import fair_keys, queue_key
+from django_rlock import ReadLock
+from django_rlock._redis.keys import fair_keys, queue_key, writers_key
 from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock._transport.worker import CleanUps, worker
+from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.mutex import NAMED_CALLS
 from django_rlock.locks.ownership import UNSETTLED
@@ -20,11 +22,12 @@ from tests.flows.stepping import NAME, Action, Actor, Beater, Process, SteppingD
 
 _STATE = """
 local all = {}
-for i = 1, #KEYS, 3 do
+for i = 1, #KEYS, 4 do
     local is_number = redis.call('type', KEYS[i]).ok == 'string'
     all[#all + 1] = is_number and redis.call('get', KEYS[i]) or redis.call('hgetall', KEYS[i])
-    all[#all + 1] = redis.call('zrange', KEYS[i + 1], 0, -1)
-    all[#all + 1] = redis.call('zrange', KEYS[i + 2], 0, -1)
+    for each = i + 1, i + 3 do
+        all[#all + 1] = redis.call('zrange', KEYS[each], 0, -1)
+    end
 end
 return all
 """
@@ -115,9 +118,7 @@ class World:
         return text
 
     def enter(self, actor: Visitor) -> None:
-        parts = {part.name for part in actor.lock.parts}
-        for each in self.inside:
-            assert parts.isdisjoint(part.name for part in each.lock.parts), "two inside at once"
+        assert all(_may_go_together(each.lock, actor.lock) for each in self.inside), "two inside at once"
         self.inside.append(actor)
         records = [HOLDS.get(part, actor.owner) for part in actor.lock.parts]
         assert all(records)
@@ -255,7 +256,7 @@ class World:
 
     def state(self) -> tuple[Any, ...]:
         """What the future depends on."""
-        keys = [each for key in self.keys for each in (key, queue_key(key), fair_keys(key)[2])]
+        keys = [each for key in self.keys for each in (key, queue_key(key), fair_keys(key)[2], writers_key(key))]
         server = self.client.eval(_STATE, len(keys), *keys)
         return (
             tuple(each.position() for each in self.actors),
@@ -299,7 +300,43 @@ class World:
                     break
 
 
+def _may_go_together(one: BaseLock, other: BaseLock) -> bool:
+    """Whether two locks have no name in common but those that both read."""
+    names = {part.name for part in one.parts} & {part.name for part in other.parts}
+    return all(isinstance(part, ReadLock) for part in (*one.parts, *other.parts) if part.name in names)
+
+
 def _meaning(entry: tuple[ScriptCall, *tuple[Any, ...]]) -> tuple[Any, ...]:
     """What the server gets by a call that comes later."""
     call, *_ = entry
     return call.script.name, call.keys[0], call.args
+
+
+def meeting(
+    make_world: Callable[[], World],
+    *locks: BaseLock,
+    homes: Sequence[int] = (1, 2, 3),
+    may: dict[str, int] | None = None,
+    listening: bool = True,
+    first: type[Visitor] = Visitor,
+    then: Callable[[World], object] = lambda _: None,
+    **options: Any,
+) -> Callable[[], World]:
+    """Makes worlds with a visitor of each lock, the first one of another kind perhaps, in processes with these numbers.
+    All have listened before. ``then`` adds to such a world.
+    """
+
+    def build() -> World:
+        world = make_world()
+        used = homes[: len(locks)]
+        processes = {number: world.process() for number in sorted({*used})}
+        for number, (lock, home) in enumerate(zip(locks, used, strict=True)):
+            visitor = (Visitor if number else first)(world, processes[home], lock, **options)
+            world.actors.append(visitor)
+            if listening:
+                visitor.listen_before()
+        then(world)
+        world.may = dict(may or {})
+        return world
+
+    return build
