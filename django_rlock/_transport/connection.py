@@ -38,6 +38,8 @@ except ImportError:
 
 INCOMPLETE = object()
 """Stands for a reply whose bytes have not all arrived."""
+USUAL = object()
+"""Stands for the usual reply to a script, which was recognized by its bytes."""
 
 LONGEST_REPLY = 64 * 2**20
 """How many bytes a reply may have."""
@@ -62,8 +64,7 @@ Unchecked = tuple[Callable[[bytes], object], Callable[[], Any]]
 class Reader(Protocol):
     @property
     def unchecked(self) -> Unchecked:
-        """The fast path: ``feed`` without the size limit (first piece only), and ``gets``, which lets MALFORMED
-        through."""
+        """The fast path: ``feed`` without the size limit (first piece only); ``gets``, which lets MALFORMED through."""
 
     def feed(self, data: bytes) -> None:
         """Add bytes that have arrived. Raises InvalidResponse if a reply is too long."""
@@ -81,12 +82,8 @@ class HiredisReader:
 
     def __init__(self) -> None:
         reader = hiredis.Reader(protocolError=InvalidResponse, replyError=ErrorReply, notEnoughData=INCOMPLETE)
-        self._feed, self._gets = reader.feed, reader.gets
+        self.unchecked = self._feed, self._gets = reader.feed, reader.gets
         self._held = 0
-
-    @property
-    def unchecked(self) -> Unchecked:
-        return self._feed, self._gets
 
     def feed(self, data: bytes) -> None:
         self._held += len(data)
@@ -196,6 +193,7 @@ _READ = 65_536
 _READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
 
+_USUAL_HEAD = b"*2\r\n$15\r\n"  # of a nonce and one value
 LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
 """The errors of a socket that currently has nothing to read, or cannot accept more data."""
 
@@ -287,10 +285,10 @@ class Connection:
 
     # --- blocking exchanges ------------------------------------------------------------------------------------------
 
-    def ask(self, packed: bytes, limit: float, usual: bytes = b"") -> Any:
-        """Return the reply to one command; a server's error is an ErrorReply. None stands for the ``usual`` reply,
-        whose bytes need no parser. ``limit`` begins when the connection was taken. Close it after any exception.
-        """
+    def ask(self, packed: bytes, limit: float, nonce: bytes = b"", tail: bytes = b"") -> Any:
+        """Return the reply to one command; a server's error is an ErrorReply. USUAL is the reply whose bytes are the
+        nonce and ``tail``, and need no parser. ``limit`` begins when the connection was taken. Close it after any
+        exception."""
         if not self._is_swift or limit < TICK or len(packed) > _MOST_SENT_AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
         sock = self.sock
@@ -299,8 +297,8 @@ class Connection:
             data = sock.recv(_READ_FIRST)
             if not data:
                 raise _closed()
-            if data == usual:
-                return None
+            if tail and data == _USUAL_HEAD + nonce + tail:
+                return USUAL
             self._feed(data)
             reply = self._gets()
         except BlockingIOError:
@@ -377,8 +375,9 @@ class Connection:
 
     # --- by readiness ------------------------------------------------------------------------------------------------
 
-    def receive(self) -> bool:
-        """Receive what has arrived on a readable, non-blocking socket, for ``next_reply``; returns whether any has."""
+    def receive(self, nonce: bytes = b"", tail: bytes = b"") -> object:
+        """Receive what has arrived on a readable, non-blocking socket, for ``next_reply``; returns whether any has, or
+        USUAL as ``ask`` does."""
         try:
             data = self.sock.recv(_READ_FIRST)
         except LATER:
@@ -387,6 +386,8 @@ class Connection:
             raise _broken(error) from error
         if not data:
             raise _closed()
+        if tail and data == _USUAL_HEAD + nonce + tail:
+            return USUAL
         self._reader.feed(data)
         if len(data) == _READ_FIRST:
             with contextlib.suppress(RedisError):  # no more has arrived; or the end, which the next call will find
@@ -396,8 +397,7 @@ class Connection:
     def arrived(self) -> list[Any]:
         """The replies that have arrived on a readable, non-blocking socket; none if only a part of one has arrived.
 
-        More may have arrived, although the socket is not readable, if it is not plain: TLS decrypts whole records.
-        """
+        More may have arrived, although the socket is not readable, if it is not plain: TLS decrypts whole records."""
         return list(iter(self.next_reply, INCOMPLETE)) if self.receive() else []
 
     @property

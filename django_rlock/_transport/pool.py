@@ -37,6 +37,7 @@ from django_rlock._core.text import hide_secrets, shown
 from django_rlock._transport.calls import REPLY_GRACE, SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
 from django_rlock._transport.connection import (
     DOUBTED_AFTER,
+    USUAL,
     Connection,
     ConnectionSlot,
     Expected,
@@ -427,9 +428,8 @@ class ThreadBinding:
             call.sends += 1
             try:
                 script = call.template.script
-                usual = b"*2\r\n$15\r\n" + nonce + script.tail if script.tail else b""
-                reply = connection.ask(packed, limit, usual)
-                reply = [nonce, script.usual[0]] if reply is None else check_reply(reply, nonce, script)
+                reply = connection.ask(packed, limit, nonce, script.tail)
+                reply = [nonce, script.usual[0]] if reply is USUAL else check_reply(reply, nonce, script)
             except NoScriptError:
                 reply = _ask_by_source(connection, call, limit)
         except BaseException as error:

@@ -65,6 +65,7 @@ CHANGES = {
     "text is a number": values(lambda found: found[0], b":7\r\n"),
     "nothing": values(b"$-1\r\n", b"$-1\r\n"),
     "lists": values(b"*0\r\n", b"*1\r\n:1\r\n"),
+    "nothing but a null": lambda reply: b"$-1\r\n" if HEAD.match(reply) else reply,
     "one less": more(-1),
     "one more": more(1, b":1\r\n"),
     "two more": more(2, b":1\r\n:1\r\n"),

@@ -30,8 +30,8 @@ IN_PYTHON: dict[tuple[int, int], Figures] = {
         "a decorated function": (2975, 86),
         "a decorated view": (3341, 102),
         "a LockedTask": (3307, 107),
-        "RLock, kept, in asyncio": (2294, 75),
-        "async with rlock(), a new name": (2519, 81),
+        "RLock, kept, in asyncio": (2198, 67),
+        "async with rlock(), a new name": (2426, 73),
     },
     (3, 13): {
         "RLock, kept": (1898, 50),
@@ -44,8 +44,8 @@ IN_PYTHON: dict[tuple[int, int], Figures] = {
         "a decorated function": (2726, 82),
         "a decorated view": (3041, 98),
         "a LockedTask": (3005, 101),
-        "RLock, kept, in asyncio": (2096, 75),
-        "async with rlock(), a new name": (2315, 81),
+        "RLock, kept, in asyncio": (2022, 67),
+        "async with rlock(), a new name": (2244, 73),
     },
 }
 """How many bytecodes of the package a call executes, and how many of its frames it enters; by the version of Python."""
