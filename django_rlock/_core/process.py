@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, update_wrapper
-from typing import Generic, Literal, ParamSpec, TypeVar, cast, get_args
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args
 
 from django.core.signals import setting_changed
 
@@ -45,6 +45,23 @@ _hooks: dict[str, dict[Stage, list[Callable[..., object]]]] = {
 }
 
 
+class MadeOnce(Generic[T]):
+    """An attribute that ``make`` makes when it is first read; the same for all threads.
+
+    Python then finds it among the attributes of its object. ``__getattr__`` instead would slow down all of these.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+
+    def __set_name__(self, _kind: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, each: Any, _kind: type) -> T:
+        value: T = each.__dict__.setdefault(self._name, self._make(each))  # by one call into C
+        return value
+
+
 class Owned(Generic[T]):
     """An object that a process makes once, at the first use of ``value``.
 
@@ -56,7 +73,7 @@ class Owned(Generic[T]):
     gunicorn's workers do under --preload. A greenlet that waits for a lock of the system stops all others.
     """
 
-    value: T
+    value = MadeOnce[T](lambda owned: owned._make())
 
     def __init__(
         self,
@@ -74,12 +91,6 @@ class Owned(Generic[T]):
             on_changed_settings(stage, self._replace)
         if has_identity:
             on_restore(stage, self._replace)
-
-    def __getattr__(self, name: str) -> T:
-        if name != "value":
-            raise AttributeError(name)
-        value: T = self.__dict__.setdefault(name, self._make())  # by one call into C: the same for all threads
-        return value
 
     def _forget(self) -> T | None:
         former: T | None = self.__dict__.pop("value", None)

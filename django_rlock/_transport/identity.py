@@ -27,7 +27,7 @@ from asgiref.sync import SyncToAsync
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
 from django_rlock._core.foreign import local, locals_of, running_loop
-from django_rlock._core.process import note_restored, on_fork, on_restore
+from django_rlock._core.process import MadeOnce, note_restored, on_fork, on_restore
 from django_rlock._core.threads import WeakTable, stack_at
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -136,8 +136,6 @@ class _Process:
     the project, and start several copies of it.
     """
 
-    client_id: str
-
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
         self.threads = threading.local()
@@ -145,13 +143,11 @@ class _Process:
         """The owners for tasks and greenlets."""
         self.clocks = wall_offset()
 
-    def __getattr__(self, name: str) -> str:
-        if name != "client_id":
-            raise AttributeError(name)
+    @MadeOnce
+    def client_id(self) -> str:
         random = str(uuid.UUID(bytes=os.urandom(16), version=4))
         # Version 8 lets scripts distinguish our clients from Redisson's, which use random UUIDs of version 4.
-        drawn: str = self.__dict__.setdefault(name, f"{random[:14]}8{random[15:]}")  # the same for all threads
-        return drawn
+        return f"{random[:14]}8{random[15:]}"
 
 
 class Use:
