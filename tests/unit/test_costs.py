@@ -51,7 +51,7 @@ IN_PYTHON: dict[tuple[int, int], Figures] = {
 """How many bytecodes of the package a call executes, and how many of its frames it enters; by the version of Python."""
 AT_THE_SERVER: Figures = {
     "RLock": (2, 7),
-    "FairLock": (2, 9),
+    "FairLock": (2, 8),
     "SpinLock": (2, 7),
     "FencedLock": (2, 10),
     "ReadLock": (2, 13),
@@ -59,11 +59,11 @@ AT_THE_SERVER: Figures = {
     "LimitedLock": (2, 14),
     "MultiLock of 10": (2, 34),
     "MultiLock of 10 readers": (2, 140),
-    "a re-entry": (4, 17),
+    "a re-entry": (4, 16),
     "a refused acquire": (1, 3),
     "extend()": (1, 3),
     "locked()": (1, 2),
-    "a LockedTask": (2, 9),
+    "a LockedTask": (2, 8),
     "a LockedTask that is skipped": (2, 4),
     "CountDownLatch": (3, 21),
     "Semaphore": (2, 17),
