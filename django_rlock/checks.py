@@ -123,13 +123,13 @@ def _no_default() -> Iterator[CheckMessage]:
 Told = Iterator[tuple[str, str]]
 """Breaches of a rule, each with advice."""
 
-_OF_LOCKS = "KIND", "CLAIM_TIME", "WAITER_ALIVE_TIME"
+_SHARED_BY_LOCKS = "KIND", "CLAIM_TIME", "WAITER_ALIVE_TIME"
 """The options that describe a lock and its queue; the others describe one use of the lock."""
 
 
 def _different_twins(options: AliasSettings) -> Told:
     first = get_settings(first_alias(options.alias))
-    pairs = {name: [getattr(each, name.lower()) for each in (first, options)] for name in _OF_LOCKS}
+    pairs = {name: [getattr(each, name.lower()) for each in (first, options)] for name in _SHARED_BY_LOCKS}
     found = {name: values for name, values in pairs.items() if values[0] != values[1]}
     if found:
         differences = "; ".join(f"{name} is {one!r} and {other!r}" for name, (one, other) in found.items())

@@ -23,9 +23,8 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
 from django_rlock.locks import BaseLock, rlock
-from django_rlock.locks.acquire import lookup_of
+from django_rlock.locks.acquire import HOLDER_WITHIN, lookup_of
 from django_rlock.locks.options import MILLISECOND, duration
-from django_rlock.locks.watchdog import ANSWER_WITHIN
 from django_rlock.settings import DEFAULT_ALIAS, get_aliases, get_settings
 
 __all__ = ["BuiltinRedisCache", "Lock", "lock"]
@@ -148,7 +147,7 @@ class Lock:
 
     def _timed_out(self, waited: float) -> LockTimeoutError:
         taken = self._under("")
-        holder, left = lookup_of(taken).result(monotonic() + ANSWER_WITHIN), None
+        holder, left = lookup_of(taken).result(monotonic() + HOLDER_WITHIN), None
         with suppress(LockUnavailableError):
             left = taken.remaining_lease() or None
         return LockTimeoutError(self.name, waited, holder, left, option="blocking_timeout")

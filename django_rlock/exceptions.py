@@ -46,7 +46,7 @@ class RLockError(redis.exceptions.LockError):
         return f"{self.noun.capitalize()} {self.lock_name!r}"
 
 
-KEPT = "nobody: kept after its release"
+KEPT_HOLDER = "nobody: kept after its release"
 """Stands for the holder of a lock that was released, and stays taken for a while."""
 
 
@@ -78,7 +78,7 @@ class LockTimeoutError(RLockError, TimeoutError):
     @property
     def is_kept(self) -> bool:
         """Whether the lock was released, and ``at_least`` keeps it taken for another ``retry_after`` seconds."""
-        return self.holder == KEPT
+        return self.holder == KEPT_HOLDER
 
     def _text(self) -> str:
         if self.is_kept and self.retry_after is not None:

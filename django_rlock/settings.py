@@ -26,7 +26,7 @@ from django_rlock._core.text import redacted, shown, suggestion
 DEFAULT_ALIAS = "default"
 STORES = ("cache", "embedded", "memory")
 DJANGOS_CACHES = "django.core.cache.backends."
-KINDS = ("fair", "rlock", "spin", "fenced")
+KIND_NAMES = ("fair", "rlock", "spin", "fenced")
 LOCKED_STATUSES = (423, 409, 429, 503)
 MEMORY = "memory://"
 """The URL of locks in a process's memory; ``memory://1`` is another server there, for STORE and NODES."""
@@ -223,7 +223,7 @@ class AliasSettings:
     """The prefix of every key; empty if Java clients use bare names."""
     key_function: Callable[[str], str] | str | None = _option(None, _function)  # noqa: RUF009
     """Completes each lock's name where the lock is made, by the tenant for example; a function or its dotted path."""
-    kind: str = _option("fair", _one_of(*KINDS))
+    kind: str = _option("fair", _one_of(*KIND_NAMES))
     """The kind of lock that ``rlock()``, the decorator and tasks use."""
     watchdog_timeout: float = _option(30.0, _seconds)
     """The lease of a lock taken without a lease time; it is renewed after each third of it."""

@@ -123,7 +123,7 @@ def slot_of(key: str) -> int:
 
 def refuse_unusable(options: Mapping[str, Any], owner: str = "its") -> None:
     """Raise ValueError for a value in redis-py's options for connections that it refuses only when it connects."""
-    for name, (is_usable, wanted) in _OPTIONS.items():
+    for name, (is_usable, wanted) in _CHECKED_OPTIONS.items():
         if name in options and not is_usable(options[name]):
             raise ValueError(f"{owner} {name} must be {wanted}, not {shown(options[name])}")
 
@@ -138,7 +138,7 @@ def _is_port(value: object) -> bool:
 
 
 _LIMIT = _is_limit, "None or a number of seconds above 0, and of at most 24 days"
-_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKED_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "host": (lambda value: value is None or isinstance(value, str), "a string"),
     "port": (_is_port, "a number from 1 to 65535"),
     "socket_timeout": _LIMIT,

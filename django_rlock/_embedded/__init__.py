@@ -123,7 +123,7 @@ STARTS = 3
 """How many times a connection tries to start the server: the server that it finds may be about to end."""
 STORE_CONNECT_WITHIN = 5.0
 """How long connecting to a server that runs may take, in seconds."""
-_PASSED_ON = "PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"
+_PASSED_VARIABLES = "PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"
 """The variables that the server gets from the environment, which may contain secrets."""
 _OF_DATA = "AOF", "append only file"
 """Words of the server's log about data that it cannot read."""
@@ -272,7 +272,7 @@ def _user_at(sock: socket.socket) -> int | None:
 
 def _output(command: list[str], folder: Path) -> str:
     """The line that the supervisor prints. It continues in its own session, without our files."""
-    environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    environ = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     with subprocess.Popen(  # noqa: S603 - our own program
         command,
         bufsize=0,

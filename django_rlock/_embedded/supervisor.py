@@ -24,13 +24,13 @@ SOCKET, LOCK, LOG, DATA = "server.sock", "server.lock", "server.log", "appendonl
 READY = "ready"
 START_WITHIN = 20.0
 """How long the server may take to read its data and reply, or another one to end, in seconds."""
-LOOK_EVERY = 1.0
+CHECK_EVERY = 1.0
 """The interval at which the server's connections are counted and its socket is checked, in seconds."""
 END_WITHIN = 10.0
 """How long the server may take to shut down, in seconds."""
 _LONGEST_LOG = 1 << 20
 
-OPTIONS = {
+SERVER_OPTIONS = {
     "port": "0",
     "unixsocket": SOCKET,  # relative to the folder, since a socket's path must be short
     "unixsocketperm": "700",
@@ -110,7 +110,7 @@ def _is_first(lock: int) -> bool:
 
 
 def _start(program: str, lock: int) -> "subprocess.Popen[bytes]":
-    options = [word for name, value in OPTIONS.items() for word in (f"--{name}", value)]
+    options = [word for name, value in SERVER_OPTIONS.items() for word in (f"--{name}", value)]
     # There is one thread, so a function may run in the child.
     return subprocess.Popen([program, *options], pass_fds=[lock], preexec_fn=_end_with_supervisor)  # noqa: PLW1509, S603
 
@@ -146,7 +146,7 @@ def _watch(server: "subprocess.Popen[bytes]", connection: socket.socket, idle: f
     known, used_at = -1, time.monotonic()
     while server.poll() is None:
         # Its end makes the connection readable, so nothing polls.
-        connection.settimeout(min(LOOK_EVERY, max(idle / 4, 0.05)))
+        connection.settimeout(min(CHECK_EVERY, max(idle / 4, 0.05)))
         with contextlib.suppress(TimeoutError):
             if not connection.recv(1):
                 return
@@ -167,7 +167,7 @@ def _watch(server: "subprocess.Popen[bytes]", connection: socket.socket, idle: f
 
 def _use(connection: socket.socket) -> tuple[int, int]:
     """How many connections the server has had, and how many it has, ours included."""
-    connection.settimeout(LOOK_EVERY)
+    connection.settimeout(CHECK_EVERY)
     lines = _ask(connection, "INFO").decode(errors="replace").splitlines()
     info = dict(line.split(":", 1) for line in lines if ":" in line)
     return int(info["total_connections_received"]), int(info["connected_clients"])

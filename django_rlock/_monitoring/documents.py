@@ -153,7 +153,7 @@ def document_in(text: str, at_most: int) -> dict[str, Any]:
 
 MAX_ENTRY_JSON = 16_384
 MAX_RATE = 1e6
-MAX_AGE = 5.0
+PARSED_MAX_AGE = 5.0
 """How long a parsed report is reused while its process writes nothing, in seconds: the report may have expired
 since."""
 _SETTLED = 1.0
@@ -163,7 +163,7 @@ MAX_KEPT_FIELDS = 12_000
 """The number of reports' fields that a process keeps between readings, about 1.5 kB each."""
 _NO_LOCKS = {"latch", "permit", "semaphore"}
 """Kinds that are not held as locks are."""
-_HOLD, _WAIT, _HOT = b"hold ", b"wait ", b"hot "
+_HOLD_FIELD, _WAIT_FIELD, _HOT_FIELD = b"hold ", b"wait ", b"hot "
 
 Fields = Mapping[bytes, bytes]
 """A report as the server has it."""
@@ -253,7 +253,7 @@ def unchanged_report(client: str, heartbeat: float, server: str, now: float) -> 
     known = _known.value.get((server, client))
     if known is None or known.report is None or known.report.heartbeat != heartbeat:
         return None
-    return known.report if heartbeat + _SETTLED < known.read_at and now - known.read_at < MAX_AGE else None
+    return known.report if heartbeat + _SETTLED < known.read_at and now - known.read_at < PARSED_MAX_AGE else None
 
 
 def parse_report(client: str, heartbeat: float, fields: Fields, server: str = "", now: float = 0.0) -> Report:
@@ -276,9 +276,9 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
         role=short_text(about.get(b"role")),
         version=short_text(about.get(b"version")),
         started=number_of(about.get(b"start")),
-        holds=[entry for name, entry in entries.items() if entry and name.startswith(_HOLD)],
-        waits=[entry for name, entry in entries.items() if entry and name.startswith(_WAIT)],
-        hot=[hot for name, text in about.items() if name.startswith(_HOT) and (hot := _hot_entry(text, client))],
+        holds=[entry for name, entry in entries.items() if entry and name.startswith(_HOLD_FIELD)],
+        waits=[entry for name, entry in entries.items() if entry and name.startswith(_WAIT_FIELD)],
+        hot=[hot for name, text in about.items() if name.startswith(_HOT_FIELD) and (hot := _hot_entry(text, client))],
     )
     _known.value[server, client] = _Parsed(fields, entries, report, now)
     return report
@@ -287,7 +287,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
 def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, Entry | None]:
     """The holds and waits of a report; only fields that have changed since the last reading are parsed."""
     before = _known.value.get((server, client), _Parsed({}, {}))
-    names = [name for name in fields if name.startswith((_HOLD, _WAIT))]
+    names = [name for name in fields if name.startswith((_HOLD_FIELD, _WAIT_FIELD))]
     # Comparing bytes is much faster than parsing JSON.
     changed = [name for name in names if fields[name] != before.fields.get(name)]
     parsed = {name: _entry(plain_text(fields[name]), client) for name in changed}

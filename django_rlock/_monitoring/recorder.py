@@ -268,7 +268,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.reports")
 
-LOOK_EVERY = 5.0
+COLLECT_EVERY = 5.0
 WRITE_EVERY = 5.0
 _EVENT_PAUSE = 1.0
 _RETRY_PAUSE = 10.0
@@ -379,10 +379,10 @@ class Recorder:
         has_news = self._take(now)
         window = now - self._looked_at
         # If the thread is new or has slept, the window says nothing about the rates.
-        is_short = _LEAST_WINDOW <= window <= 2 * LOOK_EVERY
+        is_short = _LEAST_WINDOW <= window <= 2 * COLLECT_EVERY
         recent = _drained(STATISTICS.recent)
         self.hot = hot_locks(recent, self._looked_at, now) if is_short else []
-        self._looked_at, self._look_due = now, now + LOOK_EVERY
+        self._looked_at, self._look_due = now, now + COLLECT_EVERY
         self._recents.take([*map(_span_of, recent), *_drained(STATISTICS.waits)], now)
         if has_news:
             self._plan_to_write(max(now, self._sent_at + WRITE_EVERY))

@@ -16,7 +16,7 @@ MOST_KEPT = 512
 """How many templates of calls, and channels of locks, a process keeps: the most recently used."""
 JAVA_QUEUE_ENTRY = "rlock_waiters"
 """The entry of our waiters in the queue of Redisson's fair lock."""
-KEPT = "kept:"
+KEPT_PREFIX = "kept:"
 """Begins the owner's field in the hash of a lock that was released, and stays taken for a while."""
 MODE = "mode"
 """The field of a read-write lock that contains its mode, ``read`` or ``write``; no owner may have this name."""
@@ -238,7 +238,7 @@ def shorter_lease_keys(key: str) -> tuple[str, ...]:
 
 def is_kept(owner: str) -> bool:
     """Whether this owner has released the lock, which stays taken for a while."""
-    return owner.startswith(KEPT)
+    return owner.startswith(KEPT_PREFIX)
 
 
 @lru_cache(maxsize=8 * MOST_KEPT)  # MultiLocks have many

@@ -192,7 +192,7 @@ _FOREIGN = {
 }
 """Options of other libraries, and their equivalents."""
 
-_OF_LOCKS = {
+_TASK_SPELLINGS = {
     "key": "lock_key",
     "wait_time": "lock_wait_time",
     "lease_time": "lock_lease_time",
@@ -240,7 +240,7 @@ def _unread(task: type, read: Collection[str]) -> dict[str, str]:
     """The attributes of a task class that are named like arguments of locks but that its templates do not read, with
     the options that were probably meant.
     """
-    return {name: option for name, option in _OF_LOCKS.items() if hasattr(task, name) and name not in read}
+    return {name: option for name, option in _TASK_SPELLINGS.items() if hasattr(task, name) and name not in read}
 
 
 def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
@@ -248,8 +248,8 @@ def refuse_of_call(label: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name in _FOREIGN:
             raise TypeError(f"{label}: {name!r} is an option of another library; {_instead(name, value)}, on the task.")
-        if name.startswith(_BEGINNINGS) or name in _OF_LOCKS:
-            option = _OF_LOCKS.get(name, "lock_key" if name == "lock" else name)
+        if name.startswith(_BEGINNINGS) or name in _TASK_SPELLINGS:
+            option = _TASK_SPELLINGS.get(name, "lock_key" if name == "lock" else name)
             raise TypeError(f"{label}: {name!r} is not an option of a call; set {option!r} on the task.")
 
 

@@ -47,7 +47,7 @@ from django_rlock.exceptions import LockUnavailableError
 
 logger = logging.getLogger("django_rlock.celery")
 
-_TYPES: Mapping[str, Any] = {
+_HEADER_TYPES: Mapping[str, Any] = {
     **dict.fromkeys((RETRIES, COPY, DEATHS, RETURNED), int),
     WAITED: int | float,
     **dict.fromkeys((RECEIVED, CONTENT_TYPE), object),
@@ -82,7 +82,7 @@ def _is_ours(name: str, value: Any) -> bool:
         return is_header(value)
     if name == PARENTS:
         return isinstance(value, list | tuple) and all(map(_is_token, value))
-    return _is_token(value) if name == TOKEN else isinstance(value, _TYPES.get(name, ()))
+    return _is_token(value) if name == TOKEN else isinstance(value, _HEADER_TYPES.get(name, ()))
 
 
 def _is_token(value: object) -> bool:

@@ -78,7 +78,7 @@ SENDING = 5.0
 """How long a reservation lasts while its message is being sent, in seconds; another sender waits no longer."""
 _UNSENT = "?"
 """The first character of the value of a reservation whose message is not sent yet."""
-_PAUSES = 0.005, 0.2
+_LOOK_PAUSES = 0.005, 0.2
 """How long another sender waits before it checks again, at first and at most, in seconds; it doubles each time."""
 _MARK_BYTES = 5
 _RELEASED_WITHIN = 3600.0
@@ -127,7 +127,7 @@ class Reservation:
         if get_settings(self._options.using).nodes is not None:
             raise ImproperlyConfigured(unfit_alias(self._task))
         mark = f"@{self.mark}:" if self._options.scope == "queue" and not self._options.runs_again else ""
-        pause, longest = _PAUSES
+        pause, longest = _LOOK_PAUSES
         while True:
             known, run, left_ms = self._try_to_reserve(mark, queue, starts_in, replaces)
             if known == _UNSENT + self._value:

@@ -359,7 +359,7 @@ class ClusterFactory:
         # Unlike django-redis's factory, distinguish caches with the same URL and different options.
         key = repr((params, self.options))
         # Threads that are the first to ask, at the same time, get the same one.
-        known = _clients.value
+        known = _cluster_clients.value
         return known.get(key) or known.setdefault(key, ClusterClient(self, params))
 
     def disconnect(self, connection: ClusterClient) -> None:
@@ -371,7 +371,7 @@ def _disconnect(clients: dict[str, ClusterClient]) -> None:
         each.disconnect()
 
 
-_clients: Owned[dict[str, ClusterClient]] = Owned("connections", dict, stop=_disconnect)
+_cluster_clients: Owned[dict[str, ClusterClient]] = Owned("connections", dict, stop=_disconnect)
 
 
 # --- the topology -----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ _SHARED = None, EVERYBODY
 """The tokens that many waiters share: their queues are kept, since another waiter may join as the last one leaves."""
 
 MakeWaiter = Callable[["Listener", str, str | None], "ListenerWaiter"]
-Line = deque[weakref.ref["ListenerWaiter"]]
+WaitLine = deque[weakref.ref["ListenerWaiter"]]
 
 
 class Subscribing(Protocol):
@@ -63,8 +63,8 @@ class Channel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lines: dict[str | None, Line] = {}
-        self.settling: Line = deque()
+        self.lines: dict[str | None, WaitLine] = {}
+        self.settling: WaitLine = deque()
         self.subscriber: Subscribing | None = None
         self.confirmed = False
         self.lapsed = False

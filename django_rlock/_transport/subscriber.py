@@ -42,7 +42,7 @@ _RECONNECT_AFTER = 0.05, 1.0
 _PRUNE_EVERY = 15.0
 _LEAVE_AFTER = 0.5
 """How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
-_PING = ""
+_PING_MARK = ""
 """Stands for a PING among the channels of commands without a reply. A refusal is a sign of life, too."""
 _FORBIDDEN = "The Redis user may not subscribe to %r, so its waiters only try again now and then: %s"
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -212,13 +212,13 @@ class Subscriber:
             if not isinstance(error, NoPermissionError) or not self._asked:
                 raise error
             channel = self._asked.popleft()
-            if channel != _PING:  # any reply to that is a sign of life
+            if channel != _PING_MARK:  # any reply to that is a sign of life
                 log(logger, logging.DEBUG if self._has_warned else logging.WARNING, _FORBIDDEN, channel, error)
                 self._has_warned = True
                 self._listener.refuse(channel)
             return
         if not isinstance(reply, list):  # PONG, without a subscription
-            reply = [b"pong", _PING.encode()]
+            reply = [b"pong", _PING_MARK.encode()]
         kind, channel, data = _text(reply[0]), _text(reply[1]), reply[2] if len(reply) > 2 else b""
         if self._asked and self._asked[0] == channel and kind in {"subscribe", "ssubscribe", "pong"}:
             self._asked.popleft()
@@ -241,7 +241,7 @@ class Subscriber:
         if self._reply_by is not None and now >= self._reply_by:
             raise RedisTimeoutError("The server did not reply on the listening connection.")
         if self._reply_by is None and now >= self._heard_at + PING_AFTER:
-            self._ask_for(_PING, pack_command("PING"))
+            self._ask_for(_PING_MARK, pack_command("PING"))
         if now >= self._prune_at:
             self._prune_at = now + _PRUNE_EVERY
             idle = self._listener.idle_channels(self)
@@ -285,7 +285,7 @@ def _text(value: Any) -> str:
 # subscribed both ways, with a sharded channel of our own as the mark of the plain subscription. A script that frees a
 # lock publishes to all nodes only if the plain channel has more subscribers than marks: see ``publish_both.lua``.
 
-COPY = b"00"
+PLAIN_COPY = b"00"
 """How the plain copy of a sharded message begins: both have been sent, and a process must be woken once. No client
 writes a number like that, and Redisson's read it as the same number."""
 _TURN_BACK_AFTER = 0.05
@@ -346,7 +346,7 @@ class ShardSubscriber(Subscriber):
             self._listener.follow([name for name in self._listener.wanted(self) if slot_of(name) == slot])
 
     def _deliver(self, kind: str, channel: str, data: Any) -> None:
-        if kind == "smessage" or (kind == "message" and not data.startswith(COPY)):
+        if kind == "smessage" or (kind == "message" and not data.startswith(PLAIN_COPY)):
             super()._deliver("message", channel, data)
         # Three subscriptions, one after the other: had the slot moved, the plain channel would be subscribed on two
         # nodes, and messages come twice. The mark comes last: too few marks cost a message, too many a wake-up.

@@ -26,9 +26,9 @@ from django_rlock._core import foreign
 MAX_BYTES = 200
 _DIGEST_BYTES = 16
 _PREFIX_BYTES = MAX_BYTES - len("~") - 2 * _DIGEST_BYTES
-_PLAIN = frozenset(string.ascii_letters + string.digits + "_.@-")
-VALUE_CHARS = _PLAIN | {"%"}
-_ESCAPES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLAIN}
+_PLAIN_CHARS = frozenset(string.ascii_letters + string.digits + "_.@-")
+VALUE_CHARS = _PLAIN_CHARS | {"%"}
+_ESCAPES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLAIN_CHARS}
 _is_plain = re.compile(r"[A-Za-z0-9_.@-]+").fullmatch
 
 

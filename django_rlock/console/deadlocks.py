@@ -12,7 +12,7 @@ from typing import TypeVar
 from django_rlock.console.rows import Reported
 from django_rlock.locks.infos import Deadlock, Edge, LockInfo
 
-Listed = TypeVar("Listed", LockInfo, Reported | LockInfo)
+Marked = TypeVar("Marked", LockInfo, Reported | LockInfo)
 Name = tuple[str, str]
 """Alias and name of a lock."""
 MAX_SUSPECTS = 8
@@ -50,7 +50,7 @@ def find_deadlocks(
     return tuple(circle for circle in circles(edges(read(names))) if _links(circle) in seen)
 
 
-def mark(locks: Iterable[Listed], deadlocks: Iterable[Deadlock]) -> list[Listed | LockInfo]:
+def mark(locks: Iterable[Marked], deadlocks: Iterable[Deadlock]) -> list[Marked | LockInfo]:
     """Return the same locks, with the deadlock of each lock that is part of one."""
     circle_of = {name: deadlock for deadlock in deadlocks for name in deadlock.locks}
     if not circle_of:

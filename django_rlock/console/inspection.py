@@ -47,7 +47,7 @@ from django_rlock.settings import DEFAULT_ALIAS, get_settings, server_aliases
 
 T = TypeVar("T")
 
-ANSWER_WITHIN = 1.0
+READ_WITHIN = 1.0
 """How long a call that timed out may take to find out who holds the lock, in seconds."""
 MOST_NEAR = 3
 """The largest number of names to suggest for a lock that is not held."""
@@ -196,12 +196,12 @@ def _describe(lock: BaseLock) -> LockInfo | None:
 
 def describe_holder(lock: Named) -> str | None:
     """A lock's holder in one line; None if the lock is free, or Redis is unreachable or slow."""
-    return threads.within(ANSWER_WITHIN, _read_holder, lock)
+    return threads.within(READ_WITHIN, _read_holder, lock)
 
 
 def _describe_owner(lock: Named, owner: str) -> str | None:
     """A known holder of a lock, in one line, by one round trip; None when Redis is unreachable or slow."""
-    return threads.within(ANSWER_WITHIN, _read_owner, lock, owner)
+    return threads.within(READ_WITHIN, _read_owner, lock, owner)
 
 
 def _read_owner(lock: Named, owner: str) -> str | None:
@@ -215,7 +215,7 @@ def _read_owner(lock: Named, owner: str) -> str | None:
 
 def _whom(lock: Named, owner: str | None) -> str:
     """The holder that is about to lose the lock, for the history; "" if it cannot be read."""
-    info = threads.within(ANSWER_WITHIN, _read_lock, lock)
+    info = threads.within(READ_WITHIN, _read_lock, lock)
     return "; ".join(str(holder) for holder in (info.holders if info else ()) if owner in (None, holder.owner))
 
 

@@ -207,7 +207,7 @@ def own_report(now: float) -> Report:
 # A cache of the locks that this process has just read: open pages refresh themselves, and share readings until a change
 # is reported.
 
-MAX_AGE = 5.0
+READING_MAX_AGE = 5.0
 """How long the reading of a lock is reused, in seconds; less for short leases, see ``_lasts``."""
 MAX_KEPT_LOCKS = 5000
 """The largest number of locks in the cache."""
@@ -265,7 +265,7 @@ def _counts(seen: _SeenLock, reported: object, now: float) -> bool:
 def _lasts(state: State) -> float:
     """How long a reading is reused. Leases are renewed after a third, and the displayed time left must not look as if a
     renewal had failed."""
-    return MAX_AGE if state.pttl == ENDLESS else min(MAX_AGE, state.pttl / 6000)
+    return READING_MAX_AGE if state.pttl == ENDLESS else min(READING_MAX_AGE, state.pttl / 6000)
 
 
 def _aged(state: State, seconds: float) -> State:

@@ -39,7 +39,7 @@ from django_rlock.locks.statistics import (
 from django_rlock.locks.watchdog import lose, note_loss, refuse_lost, watch
 from django_rlock.settings import QUORUM_KIND, AliasSettings, settings_of
 
-ANSWER_WITHIN = 1.0
+HOLDER_WITHIN = 1.0
 """How long an error waits for the name of the lock's holder, in seconds."""
 NAME_SHARED_FOR = 1.0
 """How long such a name is used for the errors of other callers, in seconds."""
@@ -128,7 +128,7 @@ async def _give_up(driver: Driver, request: AcquireRequest, waited: float) -> No
     report_timed_out(request.failed, waited)
     lock, left_ms, holder = request.failed.lock, request.failed.left_ms, None
     if request.logs and (request.scoped or is_logged(logger, logging.INFO)):
-        holder = await driver.call(lookup_of(lock).result, monotonic() + ANSWER_WITHIN)
+        holder = await driver.call(lookup_of(lock).result, monotonic() + HOLDER_WITHIN)
     log_timed_out(request.failed, waited, request.logs, holder)
     if request.scoped:
         raise LockTimeoutError(

@@ -27,7 +27,7 @@ from django_rlock.locks.options import MILLISECOND, UNSET, Duration, duration, u
 from django_rlock.locks.ownership import run_extension
 from django_rlock.locks.records import Hold, calling_line, key_of
 from django_rlock.locks.semaphore import PERMITS, PermitRequest, PermitSemaphore, packed, permit_keys, timed_out
-from django_rlock.locks.watchdog import ANSWER_WITHIN, sure_of, watch
+from django_rlock.locks.watchdog import SURE_WITHIN, sure_of, watch
 from django_rlock.settings import DEFAULT_ALIAS
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -83,7 +83,7 @@ class Permit:
     def _is_confirmed(self) -> bool:
         """Whether the server says that its lease, which is not renewed, still runs."""
         try:
-            return threads.within(ANSWER_WITHIN, self._ask) is True and monotonic() < self.deadline
+            return threads.within(SURE_WITHIN, self._ask) is True and monotonic() < self.deadline
         except PermitNotHeldError:
             self.deadline = -math.inf
         except LockUnavailableError:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.heartbeats")
 
-UNKNOWN, QUEUED, GRANTED, BESIDE_JAVA = 0, 1, 2, 3
+UNKNOWN, STILL_QUEUED, GRANTED, BESIDE_JAVA = 0, 1, 2, 3
 """The state of a process's longest waiter, as a heartbeat returns it: not known to the server, queued, granted, or
 queued while a Java client holds the lock. For a kind without a queue "granted" is a free lock."""
 MOST_PER_SECOND = 10.0

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_rlock._core.text import printable
 from django_rlock._redis.keys import is_kept
-from django_rlock.exceptions import KEPT
+from django_rlock.exceptions import KEPT_HOLDER
 
 CLIENT_LENGTH = 36
 """The length of a client id, with which each owner id begins."""
@@ -105,7 +105,7 @@ class Party:
     def process_text(self) -> str:
         """For example ``web-2 pid 311``."""
         if is_kept(self.owner):
-            return KEPT
+            return KEPT_HOLDER
         return f"{self.host} pid {self.pid}" if self.host else f"owner {self.short_owner}"
 
     @property
@@ -415,7 +415,7 @@ class LockInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = {name: getattr(self, name) for name in _PLAIN}
+        values = {name: getattr(self, name) for name in _FIELDS}
         return values | {
             "state": self.state.value,
             "holders": [_plain(holder) for holder in self.holders],
@@ -428,7 +428,7 @@ class LockInfo:
         }
 
 
-_PLAIN = [field.name for field in fields(LockInfo)]
+_FIELDS = [field.name for field in fields(LockInfo)]
 
 
 def _plain(party: Party) -> dict[str, Any]:

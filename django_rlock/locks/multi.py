@@ -25,7 +25,7 @@ from django_rlock.locks.kinds import AbstractLock, Engine, Kind, Named
 from django_rlock.locks.mutex import a_call, refuse_nested
 from django_rlock.locks.options import UNSET, Duration, unknown_option
 from django_rlock.locks.places import PLACES, first_alias
-from django_rlock.locks.records import Hold, Key, Line, calling_line
+from django_rlock.locks.records import CodeLine, Hold, Key, calling_line
 from django_rlock.locks.release import release_later
 from django_rlock.locks.statistics import report_taken
 from django_rlock.locks.watchdog import watch_group
@@ -202,7 +202,7 @@ class AllOrNone:
         return False
 
     def _holds_in(
-        self, group: LockGroup, owner_id: str, call: ScriptCall, lease: float, reply: Sequence[Any], line: Line
+        self, group: LockGroup, owner_id: str, call: ScriptCall, lease: float, reply: Sequence[Any], line: CodeLine
     ) -> list[Hold]:
         """The holds of a group that was just taken."""
         make = partial(

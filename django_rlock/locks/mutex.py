@@ -73,7 +73,7 @@ T = TypeVar("T")
 NAMED_PATIENCE = 1.0
 """How long a call waits at least for an earlier call that does not sleep, in seconds: that call takes the time of a
 command."""
-_PAUSES = 0.001, 0.02
+_TURN_PAUSES = 0.001, 0.02
 
 
 class QueuedCall:
@@ -99,13 +99,13 @@ class QueuedCall:
             return True
         # A signal handler would wait here for the call that it interrupts.
         refuse_nested(lock)
-        patient_until, pause = driver.now() + NAMED_PATIENCE, _PAUSES[0]
+        patient_until, pause = driver.now() + NAMED_PATIENCE, _TURN_PAUSES[0]
         while not self._is_first():
             now = driver.now()
             if until is not None and now >= until and (now >= patient_until or self._is_waited_for()):
                 return False
             await driver.sleep(pause)
-            pause = min(2 * pause, _PAUSES[1])
+            pause = min(2 * pause, _TURN_PAUSES[1])
         return True
 
     def _is_first(self) -> bool:

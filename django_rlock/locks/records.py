@@ -81,7 +81,7 @@ Spot = tuple[str, str]
 """Place and name: the same for all aliases, sides and owners of a lock."""
 Key = tuple[Spot, str, int | str]
 """Spot, scope and owner."""
-Line = tuple[CodeType, int]
+CodeLine = tuple[CodeType, int]
 """A place in the project's code: its code object, and the index of an instruction in it."""
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _LEAST_FRAMES = 5
@@ -90,7 +90,7 @@ Terms = tuple[float, float, bool, float]
 """A hold's lease, what it runs for, whether it is renewed, and its deadline."""
 
 
-def calling_line() -> Line:
+def calling_line() -> CodeLine:
     """The line of the project's code that takes a lock now. Called by the flow that takes it."""
     frame = sys._getframe(_LEAST_FRAMES)
     while (code := frame.f_code).co_filename.startswith(PACKAGE) and frame.f_back is not None:
@@ -150,7 +150,7 @@ class Hold:
         lease: float = 0.0,
         renewed: bool = False,
         scoped: int = 0,
-        line: Line | None = None,
+        line: CodeLine | None = None,
     ) -> None:
         self.key = key
         self.lock = lock

@@ -46,7 +46,7 @@ AT_ONCE = 10
 LATE_AT_ONCE = 20 * AT_ONCE
 """The same for renewals that are late: a round takes long where many greenlets run before the next step of this one."""
 UNSURE = "a clock has jumped, and the server has not confirmed the hold since"
-ANSWER_WITHIN = 1.0
+SURE_WITHIN = 1.0
 """How long a caller waits for the server to confirm its holds after a clock has jumped, in seconds."""
 RESTORED = "the memory of the process was restored from an image, of which there may be other copies"
 FREED = "another owner or an operator freed it, or the server lost it"
@@ -323,12 +323,12 @@ def lose(hold: Hold, reason: str) -> None:
 
 def sure_of(holds: Iterable[Hold]) -> bool:
     """Whether these holds can be believed. Where a clock has jumped, their servers are asked; False if they do not
-    answer within ANSWER_WITHIN seconds.
+    answer within SURE_WITHIN seconds.
     """
     doubted = [
         hold for hold in holds if not hold.lost and has_jumped(WORKERS.value[hold.lock.using].jobs[Renewals].clocks)
     ]
-    return not doubted or threads.within(ANSWER_WITHIN, FORCED_RELEASES.confirm, doubted) is True
+    return not doubted or threads.within(SURE_WITHIN, FORCED_RELEASES.confirm, doubted) is True
 
 
 def check_sure(holds: Sequence[Hold]) -> None:

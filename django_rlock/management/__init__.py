@@ -22,7 +22,7 @@ __all__ = ["LockedCommand"]
 
 ERROR, USAGE, NOTHING_MATCHED = 1, 2, 3
 """Exit statuses."""
-UNAVAILABLE, LOST, TAKEN = 69, 70, 75
+UNAVAILABLE, LOCK_LOST, TAKEN = 69, 70, 75
 """The exit statuses of commands that run something under a lock, in addition to a program's own; from sysexits.h."""
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def _refusal(error: RLockError, terms: Terms) -> CommandError:
     if isinstance(error, LockTimeoutError):
         explained = LockTimeoutError(terms.name, error.waited, error.holder, error.retry_after, option=terms.waits_by)
         return CommandError(str(explained), returncode=TAKEN)
-    return CommandError(str(error), returncode=LOST if isinstance(error, LockLostError) else UNAVAILABLE)
+    return CommandError(str(error), returncode=LOCK_LOST if isinstance(error, LockLostError) else UNAVAILABLE)
 
 
 class _CommandSection:

@@ -15,7 +15,7 @@ from django_rlock import rlock
 from django_rlock.locks.records import Work, context
 from django_rlock._monitoring import recorder as history
 
-history.LOOK_EVERY = 1.0
+history.COLLECT_EVERY = 1.0
 pause = threading.Event()
 context.set(Work({"route": "POST /buy/42/", "user": "7"}))
 print("ready", flush=True)

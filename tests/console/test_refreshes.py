@@ -18,7 +18,7 @@ from tests.console.reporting import held
 REFRESH = {"X-Rlock-Refresh": "1"}
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 A_MOMENT_AGO = 3.0
-LONGEST = survey.MAX_AGE, documents.MAX_AGE
+LONGEST = survey.READING_MAX_AGE, documents.PARSED_MAX_AGE
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def readings_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings count for as long as a slow machine needs for a test, and none is dropped for those of earlier tests.
     Nor do these clean up meanwhile, by commands that would be counted."""
     forget_clean_up()
-    for module in (survey, documents):
-        monkeypatch.setattr(module, "MAX_AGE", 600.0)
+    monkeypatch.setattr(survey, "READING_MAX_AGE", 600.0)
+    monkeypatch.setattr(documents, "PARSED_MAX_AGE", 600.0)
     for kept in (survey._seen, documents._known):
         monkeypatch.setattr(kept, "value", {})
 
@@ -128,10 +128,10 @@ def test_a_reading_counts_for_a_sixth_of_its_lease(
     operator.get(JSON)
     redis_client.pexpire("rlock:stock:0", 500_000)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["remaining_lease"] is None
-    monkeypatch.setattr(survey, "MAX_AGE", 0.0)
+    monkeypatch.setattr(survey, "READING_MAX_AGE", 0.0)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["remaining_lease"] > 400
     assert [survey._lasts(State({}, pttl, (), 0)) for pttl in (30_000, 6_000)] == [0.0, 0.0]
-    monkeypatch.setattr(survey, "MAX_AGE", 5.0)
+    monkeypatch.setattr(survey, "READING_MAX_AGE", 5.0)
     assert [survey._lasts(State({}, pttl, (), 0)) for pttl in (-1, 60_000, 6_000)] == [5.0, 5.0, 1.0]
 
 
@@ -157,7 +157,7 @@ def test_unreported_changes_are_shown_within_five_seconds(
     [report] = map(str, redis_client.keys("rlock_process:*"))
     redis_client.hset(report, "host", "web-9")
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["holders"][0]["host"] == "web-0"
-    monkeypatch.setattr(documents, "MAX_AGE", 0.0)
+    monkeypatch.setattr(documents, "PARSED_MAX_AGE", 0.0)
     assert operator.get(JSON, headers=REFRESH).json()["locks"][0]["holders"][0]["host"] == "web-9"
 
 

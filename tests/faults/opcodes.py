@@ -301,7 +301,7 @@ def _wait_for_answers() -> None:
     """Let who asks for a holder stop where redis-py does."""
     from django_rlock.console import inspection
 
-    inspection.ANSWER_WITHIN = UNSEEN
+    inspection.READ_WITHIN = UNSEEN
 
 
 def share_a_mutex(how: str) -> None:

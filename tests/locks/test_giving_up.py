@@ -26,7 +26,7 @@ def lookups(monkeypatch):
 
     go_on = threading.Event()
     monkeypatch.setattr(INSPECTOR, "holder", note)
-    monkeypatch.setattr(acquire, "ANSWER_WITHIN", UNTIL_SERVED)
+    monkeypatch.setattr(acquire, "HOLDER_WITHIN", UNTIL_SERVED)
     monkeypatch.setattr(acquire, "NAME_SHARED_FOR", UNTIL_SERVED)
     yield made, go_on
     go_on.set()
@@ -63,7 +63,7 @@ async def test_the_next_holder_is_looked_up(binding, lookups):
 async def test_a_holder_is_not_looked_up_when_the_time_for_that_is_over(binding, lookups, monkeypatch):
     """In asyncio, few threads do that for all tasks; the errors of the last ones are not to come late."""
     made, _ = lookups
-    monkeypatch.setattr(acquire, "ANSWER_WITHIN", -1.0)
+    monkeypatch.setattr(acquire, "HOLDER_WITHIN", -1.0)
     async with binding.inside(FairLock("stock:42")):
         giving_up = binding.start(give_up, binding, FairLock("stock:42", wait_time=0))
         assert "held by another owner" in await binding.result(giving_up)

@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import release_keys
-from django_rlock.locks.heartbeats import GRANTED, QUEUED, UNKNOWN
+from django_rlock.locks.heartbeats import GRANTED, STILL_QUEUED, UNKNOWN
 from tests.eventually import eventually
 from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD, now_ms
 
@@ -305,7 +305,7 @@ def test_heartbeat_of_a_waiter_in_the_queue(run, redis_client, heard):
     acquire(run, ME)
     redis_client.zadd(ALIVE, {ME[:36]: 1})
     state, left = heartbeat(run, ME)
-    assert state == QUEUED
+    assert state == STILL_QUEUED
     assert 0 < left <= LEASE
     assert redis_client.zscore(ALIVE, ME[:36]) > now_ms(redis_client) + ALIVE_FOR - 1000
     assert heard() == []
@@ -340,7 +340,7 @@ def test_heartbeat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
     *_, ticket = acquire(run, THIRD)
     acquire(run, ME)
     redis_client.delete(KEY)
-    assert heartbeat(run, ME) == [QUEUED, CLAIM]
+    assert heartbeat(run, ME) == [STILL_QUEUED, CLAIM]
     assert heard() == [wake_up(THIRD, ticket)]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock._redis import scripts
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, java_queue_channel
-from django_rlock.locks.heartbeats import BESIDE_JAVA, GRANTED, QUEUED
+from django_rlock.locks.heartbeats import BESIDE_JAVA, GRANTED, STILL_QUEUED
 from tests.scripts.conftest import CHANNEL, DEADLINES, JAVA, KEY, ME, OTHER, WAITING, now_ms
 
 THEIRS = f"{UUID(int=5, version=4)}:7"
@@ -54,7 +54,7 @@ def test_entry_is_before_javas_and_expires(join, run, redis_client):
 def test_no_entry_while_no_java_client_holds_the_lock(join, holder, run, redis_client):
     redis_client.delete(KEY)
     redis_client.hset(KEY, holder, 1)
-    assert QUEUED in join(run) if join is heartbeat else join(run)[1] == 0
+    assert STILL_QUEUED in join(run) if join is heartbeat else join(run)[1] == 0
     assert queue(redis_client) == [JAVA]
 
 

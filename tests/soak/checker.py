@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from django_rlock.locks.watchdog import ANSWER_WITHIN
+from django_rlock.locks.watchdog import SURE_WITHIN
 from tests.soak.records import (
     DOUBTS,
     FORGETS,
@@ -202,7 +202,7 @@ class _Checker:
     def _was_unanswered(self, place: str, told: float) -> bool:
         """Whether something may have kept the server from replying within the time that holders give it."""
         events = (event for event in self.history.events if event.place in {place, WIRE})
-        return any(event.began <= told and event.ended > told - 2 * ANSWER_WITHIN for event in events)
+        return any(event.began <= told and event.ended > told - 2 * SURE_WITHIN for event in events)
 
     def _check_wrong(self, wrong: Wrong) -> None:
         for event in self.forgetting[wrong.place] if wrong.place else ():

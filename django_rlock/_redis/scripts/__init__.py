@@ -32,7 +32,7 @@ KeysOf = Callable[[str], tuple[str, ...]]
 braces."""
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
-_TYPES = {"OK": bytes, "bytes": bytes, "int": int}
+_VALUES = {"OK": bytes, "bytes": bytes, "int": int}
 _TAILS: dict[bytes | int, bytes] = {OK: b"\r\n$2\r\nOK\r\n", 1: b"\r\n:1\r\n"}
 """How a reply ends on the wire, after its nonce, that has one of these values."""
 _get_data: Callable[[str], bytes] = cast("Any", __spec__).loader.get_data
@@ -84,7 +84,7 @@ class Script:
         self.usual: tuple[bytes | int, ...] = (*([OK] if "OK" in alone else ()), *((1, 0) if "int" in alone else ()))
         self.tail = _TAILS.get(self.usual[0], b"") if self.usual else b""
         words = [each.split() for each in alternatives if each.startswith("OK ")]
-        self.grants = {(bytes, *map(_TYPES.__getitem__, each)) for each in words if _TYPES.keys() >= set(each)}
+        self.grants = {(bytes, *map(_VALUES.__getitem__, each)) for each in words if _VALUES.keys() >= set(each)}
 
     @classmethod
     def load(cls, name: str, reply: str = "int", keys_of: KeysOf = keys.unknown, joins: bool = False) -> Script:

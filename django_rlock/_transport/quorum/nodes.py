@@ -242,7 +242,7 @@ def _obey(connection: Connection, call: QuorumCall, limit: float) -> None:
 SETTLED = 5.0
 """How long after a list was first seen the nodes' replies say which of them belong to it, in seconds. A process sends
 its first call to all nodes at once."""
-FRESH = 1.0
+COMPARED_FOR = 1.0
 """For how long after a reply with a list's name a reply without it says something about the list, in seconds."""
 
 APART = (
@@ -291,7 +291,7 @@ class OtherLists:
             other.used = now
             other.members[node] = True
         for name, other in threads.snapshot(self._others.items()):
-            if now >= other.seen + SETTLED and now <= other.used + FRESH:
+            if now >= other.seen + SETTLED and now <= other.used + COMPARED_FOR:
                 other.members.setdefault(node, False)
                 common = self._size - threads.snapshot(other.members.values()).count(False)
                 if name not in self._reported and not must_meet(self._size, other.size, common):

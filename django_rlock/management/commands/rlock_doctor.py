@@ -129,7 +129,7 @@ def _messages() -> Iterator[CheckMessage]:
 # Java clients of other systems may use the same server, so a finding is a warning only if it is an error in any system.
 
 _JAVA_QUEUE = "redisson_lock_queue:"
-_RIGHTS = "Grant +client|list +pubsub +scan +llen +lindex to check it; locks do not need them."
+_RIGHTS_FOR_JAVA = "Grant +client|list +pubsub +scan +llen +lindex to check it; locks do not need them."
 _SCANNED = 200
 """The highest number of SCAN calls to a server, of 1,000 keys each."""
 _NAMES_SHOWN = 5
@@ -149,7 +149,7 @@ def diagnose_java(alias: str) -> Iterator[Finding]:
                 try:
                     level, text, advice = examine(client, alias)
                 except SERVER_ERRORS as error:
-                    level, text, advice = "warning", redacted(str(error)), _RIGHTS
+                    level, text, advice = "warning", redacted(str(error)), _RIGHTS_FOR_JAVA
                 yield Finding(alias, server, f"java {check}", level, text, advice)
 
 

@@ -24,7 +24,7 @@ from django_rlock.settings import DEFAULT_ALIAS
 NOT_FOUND = 127
 """The exit status of shells for a program that does not exist."""
 
-_PASSED_ON = (
+_PASSED_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -170,7 +170,7 @@ class Program:
         if threading.current_thread() is not threading.main_thread():
             yield  # other threads get no signals
             return
-        handlers: dict[int, Any] = dict.fromkeys(_PASSED_ON, self._pass_on)
+        handlers: dict[int, Any] = dict.fromkeys(_PASSED_SIGNALS, self._pass_on)
         handlers = {number: handler for number, handler in handlers.items() if not _is_ignored(number)}
         with _handled(handlers | {signal.SIGCHLD: _wake_up}), _readable_signals() as self._signals:
             yield
