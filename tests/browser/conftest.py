@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
@@ -50,13 +51,16 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
     """Logged in as a superuser; a script error fails the test."""
-    User.objects.create_superuser("alice", password="password")
+    client = Client()
+    client.force_login(User.objects.create_superuser("alice"))
+    session = client.cookies["sessionid"].value
     with browser.new_context(base_url=live_server.url, viewport={"width": 1280, "height": 760}) as context:
         context.set_default_timeout(PATIENCE * 1000)
         page = context.new_page()
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
-        log_in(page)
+        context.add_cookies([{"name": "sessionid", "value": session, "url": live_server.url}])
+        page.goto(LIST)
         yield page
         assert problems == []
 

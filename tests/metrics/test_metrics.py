@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from django_rlock import FairLock, LockUnavailableError, MultiLock, PermitExpirableSemaphore, distributed_lock, rlock
 from django_rlock.celery import LockedTask
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.metrics import EVENTS, LEVELS, Event, Record, feed, opentelemetry, prometheus
+from django_rlock.metrics import Event, Record, feed, opentelemetry, prometheus
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import renew_now, settle
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
@@ -275,11 +275,6 @@ def test_to_turn_it_on_twice_counts_once(exporter: Any, where: Any) -> None:
     exporter.instrument(target)
     exporter.instrument(target)
     assert len(lock_acquired.receivers) == before + 1
-
-
-def test_every_instrument_has_a_name_of_its_own() -> None:
-    names = [each.name for each in (*EVENTS, *LEVELS)]
-    assert len(names) == len(set(names))
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
