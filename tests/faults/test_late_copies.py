@@ -1,143 +1,30 @@
-"""A command that is executed once more after its sender has moved on changes nothing that its sender no longer wants.
+"""A command that failed, and is executed after its sender has gone on, changes nothing.
 
-The proxy closes the connection of the first copy, so that the client sends the command again, and forwards that copy to
-the server when the test says so.
+``tests/flows`` lets copies of the commands that succeeded come late in every order, ``test_every_script`` of each one.
 """
 
 from functools import partial
 
 import pytest
 
-from django_rlock import (
-    FairLock,
-    FencedLock,
-    LockUnavailableError,
-    MultiLock,
-    PermitExpirableSemaphore,
-    ReadLock,
-    ReadWriteLock,
-    RLock,
-    SpinLock,
-    WriteLock,
-)
+from django_rlock import LockUnavailableError, PermitExpirableSemaphore, ReadLock, RLock, Semaphore
 from django_rlock._redis import scripts
-from django_rlock._redis.keys import fair_keys, queue_key
+from django_rlock.exceptions import RLockError
+from django_rlock.locks import counters, forced, ownership
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now, settle
+from tests.bindings import BlockingBinding
 from tests.faults.copies import arrive, is_settled, often
+from tests.mutants import changed, owner_ids_used_again
 
 __all__ = ["often"]
 
 KEY = "rlock:stock:42"
-
-KINDS = {
-    "fair": (FairLock, scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
-    "rlock": (RLock, scripts.RLOCK_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
-    "spin": (SpinLock, scripts.RLOCK_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
-    "fenced": (FencedLock, scripts.FENCED_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_RENEW, scripts.LOCK_EXTEND),
-    "read": (
-        lambda *args, **options: ReadWriteLock(*args, **options).read_lock,
-        scripts.READ_ACQUIRE,
-        scripts.READ_RELEASE,
-        scripts.SIDE_RENEW,
-        scripts.SIDE_EXTEND,
-    ),
-    "write": (
-        lambda *args, **options: ReadWriteLock(*args, **options).write_lock,
-        scripts.WRITE_ACQUIRE,
-        scripts.WRITE_RELEASE,
-        scripts.SIDE_RENEW,
-        scripts.SIDE_EXTEND,
-    ),
-    "multi, with sides": (
-        lambda name, **options: MultiLock(WriteLock(name), ReadLock("stock:43"), FencedLock("stock:44"), **options),
-        scripts.MULTI_ACQUIRE,
-        scripts.MULTI_RELEASE,
-        scripts.SIDE_RENEW,
-        scripts.SIDE_EXTEND,
-    ),
-    "multi": (
-        lambda name, **options: MultiLock(RLock(name), FairLock("stock:43"), **options),
-        scripts.MULTI_ACQUIRE,
-        scripts.MULTI_RELEASE,
-        scripts.LOCK_RENEW,
-        scripts.LOCK_EXTEND,
-    ),
-}
-
-INNER = {
-    KINDS["multi"]: (scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE),
-    KINDS["multi, with sides"]: (scripts.WRITE_ACQUIRE, scripts.WRITE_RELEASE),
-}
-"""The scripts by which a member of a MultiLock is entered again, and released without becoming free."""
-
-
-@pytest.fixture(params=KINDS)
-def each(request):
-    """Every kind of lock on one server, with the scripts that take, free, renew and extend it."""
-    return KINDS[request.param]
-
-
-# --- what could be taken ---------------------------------------------------------------------------------------------
-
-
-async def test_acquire_after_the_release_takes_nothing(binding, each, proxy, redis_client):
-    make, acquire, *_ = each
-    late = proxy.copy_late(acquire)
-    async with binding.inside(make("stock:42")):
-        pass
-    await arrive(binding, late)
-    await binding.until(lambda: not redis_client.exists(KEY))
-    assert await binding.acquire(make("stock:42"), blocking=False)
-    await binding.release(make("stock:42"))
-
-
-@pytest.mark.parametrize("inner", ["acquire", "release"])
-async def test_inner_call_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client, inner):
-    make, (acquire, release) = each[0], INNER.get(each, each[1:3])
-    await binding.acquire(make("stock:42"))
-    late = proxy.copy_late(acquire if inner == "acquire" else release)
-    await binding.acquire(make("stock:42"))
-    await binding.release(make("stock:42"))
-    await binding.release(make("stock:42"))
-    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
-
-
-async def test_extension_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    make, *_, extend = each
-    await binding.acquire(make("stock:42"))
-    late = proxy.copy_late(extend)
-    await binding.call(make("stock:42"), "extend", 5)
-    await binding.release(make("stock:42"))
-    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=60))
-
-
-async def test_renewal_after_the_next_hold_began_changes_nothing(binding, each, proxy, redis_client):
-    make, _, _, renew, _ = each
-    late = proxy.hold(renew)
-    await binding.acquire(make("stock:42"))
-    for hold in HOLDS.snapshot():
-        renew_now(hold)
-    await binding.until(late.served.is_set)
-    await binding.release(make("stock:42"))
-    lock = make("stock:42", lease_time=15)
-    await binding.acquire(lock)
-    late.let_go.set()
-    settle()
-    assert 0 < redis_client.pttl(KEY) <= 15_000
-    await binding.release(lock)
-
-
-async def test_renewal_that_failed_and_comes_late_changes_nothing(binding, each, proxy, redis_client):
-    make, _, _, renew, _ = each
-    late = proxy.copy_late(renew)
-    await binding.acquire(make("stock:42"))
-    for hold in HOLDS.snapshot():
-        renew_now(hold)
-    await binding.until(late.served.is_set)
-    settle()
-    await binding.release(make("stock:42"))
-    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
+LOCKS = pytest.mark.parametrize(
+    ("make", "renew", "extend"),
+    [(RLock, scripts.LOCK_RENEW, scripts.LOCK_EXTEND), (ReadLock, scripts.SIDE_RENEW, scripts.SIDE_EXTEND)],
+    ids=["rlock", "read"],
+)
 
 
 async def changes_nothing(binding, redis_client, late, lock):
@@ -161,61 +48,32 @@ def state(redis_client):
     return {key: (redis_client.dump(key), redis_client.pttl(key)) for key in found}
 
 
-# --- what could be shortened -----------------------------------------------------------------------------------------
+@LOCKS
+async def test_renewal_that_failed_changes_nothing_of_the_next_hold(binding, proxy, redis_client, make, renew, extend):
+    late = proxy.copy_late(renew)
+    await binding.acquire(make("stock:42"))
+    renew_now()
+    await binding.until(late.served.is_set)
+    settle()
+    await binding.release(make("stock:42"))
+    await changes_nothing(binding, redis_client, late, make("stock:42", lease_time=15))
 
 
-@pytest.mark.parametrize("what", ["acquire", "enter", "inner release", "extend"])
-async def test_lease_that_was_prolonged_since_stays(binding, each, proxy, redis_client, settings, what):
-    """Each of the same hold; a copy of what was sent before comes last. A fair lock's lease may also be as short as
-    that of a lock which was just handed over."""
-    claim = dict.fromkeys(("CLAIM_TIME", "WAITER_ALIVE_TIME", "WATCHDOG_TIMEOUT"), 100)
-    settings.RLOCK = {"default": {**settings.RLOCK["default"], **claim}}
-    make, acquire, _, _, extend = each
-    enter, leave = INNER.get(each, each[1:3])
-    lock = make("stock:42", lease_time=20)
-    if what == "acquire":
-        late = proxy.copy_late(acquire)
-    await binding.acquire(lock)
-    if what == "enter":
-        late = proxy.copy_late(enter)
-    await binding.acquire(lock)
-    if what == "inner release":
-        late = proxy.copy_late(leave)
-    await binding.release(lock)
-    if what == "extend":
-        late = proxy.copy_late(extend)
-    await binding.call(lock, "extend", 19)
-    await binding.call(lock, "extend", 60)
-    await arrive(binding, late)
-    leases = {key: left for key, (_, left) in state(redis_client).items() if not key.endswith("timeout:2")}
-    assert min(leases.values()) > 50_000
-    await binding.release(lock)
-
-
-async def test_extension_that_failed_shortens_no_later_one(binding, kind, proxy, redis_client, monkeypatch):
+@LOCKS
+@pytest.mark.parametrize("settled_by", ["the background thread", "the next extension"])
+async def test_extension_that_failed_shortens_no_later_one(
+    binding, proxy, redis_client, monkeypatch, make, renew, extend, settled_by
+):
     """It never got a reply, so of the later commands only the one that settles it knows of it."""
-    lock = kind("stock:42")
+    lock, in_time = make("stock:42"), settled_by == "the background thread"
     await binding.acquire(lock)
-    with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.ownership.RELEASE_PATIENCE", 0.0)
-        late = [proxy.copy_late(scripts.LOCK_EXTEND)]
-        late += [proxy.cut_before(scripts.LOCK_EXTEND) for _ in range(3)]
-        with pytest.raises(LockUnavailableError):
-            await binding.call(lock, "extend", 4)
-    await binding.until(is_settled)
-    await binding.acquire(lock, lease_time=60)
-    await arrive(binding, late[0])
-    assert redis_client.pttl(KEY) > 50_000
-    await binding.release(lock)
-    await binding.release(lock)
-
-
-async def test_extension_that_failed_does_not_shorten_the_one_after_it(binding, each, proxy, redis_client, monkeypatch):
-    """The owner extends again before the background thread has settled the first extension."""
-    lock, *_, script = each[0]("stock:42"), each[-1]
-    await binding.acquire(lock)
-    late = await fails_to_extend(binding, proxy, monkeypatch, script, partial(binding.call, lock, "extend", 4))
-    await binding.call(lock, "extend", 60)
+    late = await fails(binding, proxy, monkeypatch, extend, partial(binding.call, lock, "extend", 4), in_time)
+    if in_time:
+        await binding.until(is_settled)
+        await binding.acquire(lock, lease_time=60)
+        await binding.release(lock)
+    else:
+        await binding.call(lock, "extend", 60)
     await arrive(binding, late)
     assert redis_client.pttl(KEY) > 50_000
     await binding.release(lock)
@@ -228,61 +86,104 @@ async def test_lease_of_a_permit_that_failed_to_change_does_not_shorten_the_next
     taken = await binding.acquire(licences, renewed=by == "permit")
     permit = taken if by == "permit" else taken.id
     change = partial(binding.call, licences, "update_lease_time", permit)
-    late = await fails_to_extend(binding, proxy, monkeypatch, scripts.PERMIT_RENEW, partial(change, 4))
+    late = await fails(binding, proxy, monkeypatch, scripts.PERMIT_RENEW, partial(change, 4), cleaned_up=False)
     await change(60)
     await arrive(binding, late)
     assert await binding.call(licences, "lease_time", permit) > 50
     await binding.call(licences, "release", permit)
 
 
-async def fails_to_extend(binding, proxy, monkeypatch, script, extend):
-    """An extension whose commands get no reply; returns the first of them, which the server executes late."""
+async def test_force_release_that_failed_frees_no_later_holder(binding, kind, proxy, redis_client, monkeypatch):
+    redis_client.hset(KEY, "another", 1)
+    free = partial(binding.call, kind("stock:42"), "force_release")
+    late = await fails(binding, proxy, monkeypatch, scripts.LOCK_FORCE_RELEASE, free)
+    redis_client.delete(KEY)
+    await binding.until(is_settled)
+    await changes_nothing(binding, redis_client, late, kind("stock:42"))
+
+
+@pytest.mark.parametrize(
+    ("script", "method", "args"),
+    [
+        (scripts.SEMAPHORE_ADD, "add_permits", [5]),
+        (scripts.SEMAPHORE_DRAIN, "drain_permits", []),
+        (scripts.SEMAPHORE_DELETE, "delete", []),
+    ],
+)
+async def test_change_of_a_semaphore_that_failed_is_not_made_later(
+    binding, proxy, redis_client, monkeypatch, script, method, args
+):
+    """Its caller had a reply, and may have made another change."""
+    redis_client.set("rlock:printers", 3)
+    late = await fails(binding, proxy, monkeypatch, script, partial(binding.call, Semaphore("printers"), method, *args))
+    await binding.until(is_settled)
+    before = redis_client.get("rlock:printers")
+    await arrive(binding, late)
+    await binding.until(is_settled)
+    assert redis_client.get("rlock:printers") == before
+
+
+async def fails(binding, proxy, monkeypatch, script, call, cleaned_up=True):
+    """A call whose commands get no reply; returns the first of them, which the server executes late."""
     with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.ownership.RELEASE_PATIENCE", 0.0)
-        for module in "ownership", "expirable":  # the background thread is late
-            patch.setattr(f"django_rlock.locks.{module}.clean_up", lambda *_: None)
+        for module in "ownership", "forced", "counters":
+            patch.setattr(f"django_rlock.locks.{module}.RELEASE_PATIENCE", 0.0)
+        if not cleaned_up:  # the background thread is late
+            for module in "ownership", "expirable":
+                patch.setattr(f"django_rlock.locks.{module}.clean_up", lambda *_: None)
         late, *cuts = proxy.copy_late(script), *[proxy.cut_before(script) for _ in range(3)]
         with pytest.raises(LockUnavailableError):
-            await extend()
+            await call()
         for cut in cuts:
             proxy.withdraw(cut)
     return late
 
 
-# --- what could be freed ---------------------------------------------------------------------------------------------
+# --- without the protections -----------------------------------------------------------------------------------------
 
 
-async def test_force_release_frees_no_later_holder(binding, each, proxy, redis_client):
-    make = each[0]
-    await binding.acquire(make("stock:42", owner="another"))
-    late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
-    lock = make("stock:42")
-    await binding.call(lock, "force_release")
-    HOLDS.clear()
-    await changes_nothing(binding, redis_client, late, lock)
+async def renewed_late(binding, proxy, redis_client, _patch):
+    renewals = RLock, scripts.LOCK_RENEW, scripts.LOCK_EXTEND
+    await test_renewal_that_failed_changes_nothing_of_the_next_hold(binding, proxy, redis_client, *renewals)
 
 
-async def test_force_release_whose_reply_is_lost_leaves_the_next_holder(binding, proxy, redis_client):
-    """It hands the lock to the first waiter, and is sent again."""
-    waiter = f"{'a' * 36}:1"
-    redis_client.hset(KEY, "another", 1)
-    redis_client.zadd(queue_key(KEY), {waiter: 1})
-    redis_client.zadd(fair_keys(KEY)[2], {waiter[:36]: 9e15})
-    lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
-    assert await binding.call(FairLock("stock:42"), "force_release")
-    assert lost.served.is_set()
-    assert redis_client.hkeys(KEY) == [waiter]
+async def permit_changed_late(binding, proxy, _redis_client, patch):
+    await test_lease_of_a_permit_that_failed_to_change_does_not_shorten_the_next(binding, proxy, patch, "id")
 
 
-async def test_force_release_that_failed_frees_no_later_holder(binding, kind, proxy, redis_client, monkeypatch):
-    redis_client.hset(KEY, "another", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.forced.RELEASE_PATIENCE", 0.0)
-        late = proxy.copy_late(scripts.LOCK_FORCE_RELEASE)
-        for _ in range(3):
-            proxy.cut_before(scripts.LOCK_FORCE_RELEASE)
-        with pytest.raises(LockUnavailableError):
-            await binding.call(kind("stock:42"), "force_release")
-    redis_client.delete(KEY)
-    await binding.until(is_settled)
-    await changes_nothing(binding, redis_client, late, kind("stock:42"))
+async def freed_late(binding, proxy, redis_client, patch):
+    await test_force_release_that_failed_frees_no_later_holder(binding, RLock, proxy, redis_client, patch)
+
+
+async def changed_late(binding, proxy, redis_client, patch):
+    change = scripts.SEMAPHORE_ADD, "add_permits", [5]
+    await test_change_of_a_semaphore_that_failed_is_not_made_later(binding, proxy, redis_client, patch, *change)
+
+
+MUTANTS = {
+    "an owner id is used again after its renewal was sent twice": (owner_ids_used_again, renewed_late),
+    "a permit's lease that failed to change is not settled by the next change": (
+        changed(ownership, "run_extension", "if place in UNSETTLED:", "if False:"), permit_changed_late,
+    ),
+    "a forced release that failed is not retired": (
+        changed(forced, "_run_forced", "clean_up(lock.using, retire, driver.now() + REMEMBERED)", "pass"), freed_late,
+    ),
+    "a change that failed is not retired": (
+        changed(counters.Counter, "_change_once", "retire(self, call)", "pass"), changed_late,
+    ),
+}  # fmt: skip
+LONG = {"a forced release that failed is not retired"}
+"""Those that are noticed after a wait for what does not come."""
+
+
+@pytest.mark.parametrize(
+    ("mutate", "finds"),
+    [pytest.param(*mutant, id=name, marks=[pytest.mark.thorough] * (name in LONG)) for name, mutant in MUTANTS.items()],
+)
+def test_without_it_a_late_copy_is_noticed(monkeypatch, proxy, redis_client, mutate, finds):
+    mutate(monkeypatch)
+    binding = BlockingBinding()
+    with pytest.raises((AssertionError, RLockError)) as found:
+        binding.run(finds(binding, proxy, redis_client, monkeypatch))
+    assert not isinstance(found.value, LockUnavailableError)
+    HOLDS.clear()  # what the test that failed still held

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from django_rlock import CountDownLatch, LockUnavailableError, PermitExpirableSemaphore, Semaphore
+from django_rlock import CountDownLatch, PermitExpirableSemaphore, Semaphore
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
 from tests.faults.copies import arrive, is_settled, often
@@ -12,21 +12,6 @@ from tests.faults.copies import arrive, is_settled, often
 __all__ = ["often"]
 
 NUMBER = "rlock:printers"
-
-
-@pytest.fixture
-def printers(redis_client):
-    redis_client.set(NUMBER, 3)
-    return Semaphore("printers")
-
-
-async def counts_nothing(binding, redis_client, late):
-    """A copy that arrives when its sender has gone on leaves the number as it is."""
-    await binding.until(is_settled)
-    before = redis_client.get(NUMBER)
-    await arrive(binding, late)
-    await binding.until(is_settled)
-    assert redis_client.get(NUMBER) == before
 
 
 CALLS: list[tuple[Any, Script, str, list[int | bool], list[int | None]]] = [
@@ -60,7 +45,11 @@ async def test_it_changes_nothing_again(binding, proxy, redis_client, kind, scri
     late = proxy.copy_late(script)
     await binding.call(kind("printers"), method, *args)
     put(redis_client, then)
-    await counts_nothing(binding, redis_client, late)
+    await binding.until(is_settled)
+    before = redis_client.get(NUMBER)
+    await arrive(binding, late)
+    await binding.until(is_settled)
+    assert redis_client.get(NUMBER) == before
 
 
 def put(redis_client, number: int | None) -> None:
@@ -68,25 +57,3 @@ def put(redis_client, number: int | None) -> None:
         redis_client.delete(NUMBER)
     else:
         redis_client.set(NUMBER, number)
-
-
-@pytest.mark.parametrize(
-    ("script", "method", "args"),
-    [
-        (scripts.SEMAPHORE_ADD, "add_permits", [5]),
-        (scripts.SEMAPHORE_DRAIN, "drain_permits", []),
-        (scripts.SEMAPHORE_DELETE, "delete", []),
-    ],
-)
-async def test_change_that_failed_is_not_made_later(
-    binding, proxy, printers, redis_client, monkeypatch, script, method, args
-):
-    """Its caller had a reply, and may have made another change."""
-    with monkeypatch.context() as patch:
-        patch.setattr("django_rlock.locks.counters.RELEASE_PATIENCE", 0.0)
-        late = proxy.copy_late(script)
-        for _ in range(3):
-            proxy.cut_before(script)
-        with pytest.raises(LockUnavailableError):
-            await binding.call(printers, method, *args)
-    await counts_nothing(binding, redis_client, late)
