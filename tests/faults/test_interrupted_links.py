@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, suppress
 from itertools import chain, count
 from types import FrameType
-from typing import cast
+from typing import NamedTuple, TypeVar, cast
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -74,22 +74,38 @@ def new_ends() -> Iterator[Callable[[], Ends]]:
             servers.close()
 
 
-def opcodes_of(prepare: Callable[[], Callable[[], object]]) -> Iterator[int]:
-    """Interrupts what ``prepare`` returns at its first opcode, then, prepared again, at its second one, and so on."""
+Made = TypeVar("Made")
+
+
+def struck(prepare: Callable[[], Made], act: Callable[[Made], object]) -> Iterator[Made]:
+    """What was prepared for an act, each time after another opcode of the act was interrupted."""
     for at in count(1):
-        act = prepare()
+        made = prepare()
         aim = Aim(strike)
-        try:
+        with suppress(LimitError):
             try:
                 aim.begin(at)
-                act()
+                act(made)
             finally:
                 aim.end()
-        except LimitError:
-            pass
         if not aim.place:
             return
-        yield at
+        yield made
+
+
+class Asked(NamedTuple):
+    """Two commands that were sent over a link, and the server's end of it."""
+
+    link: TaskConnection
+    servers: socket.socket
+    answers: list[asyncio.Future[object]]
+
+
+def ask_twice(new_ends: Callable[[], Ends], reply: bytes = b"", limits: tuple[float, float] = (LIMIT, LIMIT)) -> Asked:
+    link, servers = new_ends()
+    asked = [link.ask(b"PING", expected, limit) for expected, limit in zip(REPLIES, limits, strict=True)]
+    servers.sendall(reply)
+    return Asked(link, servers, asked)
 
 
 def ends_of(asked: list[asyncio.Future[object]]) -> list[object]:
@@ -98,16 +114,9 @@ def ends_of(asked: list[asyncio.Future[object]]) -> list[object]:
 
 
 def test_reading(new_ends: Callable[[], Ends]) -> None:
-    asked: list[asyncio.Future[object]] = []
-
-    def prepare() -> Callable[[], object]:
-        link, servers = new_ends()
-        asked[:] = [link.ask(b"PING", reply, LIMIT) for reply in REPLIES]
-        servers.sendall(b"".join(b"*2\r\n$15\r\n%b\r\n:1\r\n" % nonce for nonce in NONCES))
-        return link.read
-
-    for _ in opcodes_of(prepare):
-        for answer, nonce in zip(ends_of(asked), NONCES, strict=True):
+    replies = b"".join(b"*2\r\n$15\r\n%b\r\n:1\r\n" % nonce for nonce in NONCES)
+    for asked in struck(lambda: ask_twice(new_ends, replies), lambda asked: asked.link.read()):
+        for answer, nonce in zip(ends_of(asked.answers), NONCES, strict=True):
             assert answer == [nonce, 1] or isinstance(answer, RedisConnectionError)
 
 
@@ -125,64 +134,45 @@ def arrived(link: TaskConnection, servers: socket.socket) -> bytes:
 
 
 def test_beginning_to_write(new_ends: Callable[[], Ends]) -> None:
-    ends: list[Ends] = []
-
-    def prepare() -> Callable[[], object]:
-        ends[:] = [new_ends()]
-        return lambda: ends[0][0].ask(COMMAND, REPLIES[0], LIMIT)
-
-    for _ in opcodes_of(prepare):
-        assert arrived(*ends[0]) in {b"", COMMAND}
+    for ends in struck(new_ends, lambda ends: ends[0].ask(COMMAND, REPLIES[0], LIMIT)):
+        assert arrived(*ends) in {b"", COMMAND}
 
 
 def test_writing_on(new_ends: Callable[[], Ends]) -> None:
-    ends: list[Ends] = []
-    before = bytearray()
-
-    def prepare() -> Callable[[], object]:
+    def prepare() -> tuple[Ends, bytes]:
         link, servers = new_ends()
-        ends[:] = [(link, servers)]
         link.ask(COMMAND, REPLIES[0], LIMIT)
-        before[:] = servers.recv(100_000)
-        return link._on_writable
+        return (link, servers), servers.recv(100_000)
 
-    for _ in opcodes_of(prepare):
-        assert before + arrived(*ends[0]) == COMMAND or not ends[0][0].is_open
+    for ends, before in struck(prepare, lambda made: made[0][0]._on_writable()):
+        assert before + arrived(*ends) == COMMAND or not ends[0].is_open
 
 
 def test_asking(new_ends: Callable[[], Ends]) -> None:
     """The others still have time limits."""
-    links: list[TaskConnection] = []
+    for link, _ in struck(new_ends, lambda ends: ends[0].ask(b"PING", REPLIES[0], 0)):
+        if link.is_open:
+            assert isinstance(ends_of([link.ask(b"PING", REPLIES[1], 0)])[0], RedisError)
 
-    def prepare() -> Callable[[], object]:
-        links[:] = [new_ends()[0]]
-        return lambda: links[0].ask(b"PING", REPLIES[0], 0)
 
-    for _ in opcodes_of(prepare):
-        if links[0].is_open:
-            assert isinstance(ends_of([links[0].ask(b"PING", REPLIES[1], 0)])[0], RedisError)
+Asking = Coroutine[object, None, list[object]]
+USES: dict[str, Callable[[TaskConnection, Asking], object]] = {
+    "ask": lambda link, _: link.ask(b"PING", REPLIES[0], LIMIT),
+    "ask_all": lambda _, asking: asking.send(None),
+    "send": lambda link, _: link.send(b"PING", REPLIES[0], link.loop.create_future()),
+}
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("use", ["ask", "ask_all", "send"])
+@pytest.mark.parametrize("use", USES)
 def test_error_goes_to_the_command_that_it_answers(new_ends: Callable[[], Ends], use: str) -> None:
     """A server's error echoes no nonce: a slot whose command was never sent would take it."""
-    ends: list[Ends] = []
-    asking: list[Coroutine[object, None, list[object]]] = []
 
-    def prepare() -> Callable[[], object]:
+    def prepare() -> tuple[TaskConnection, socket.socket, Asking]:
         link, servers = new_ends()
-        ends[:] = [(link, servers)]
-        asking[:] = [link.ask_all(b"PING", 1, LIMIT)]
-        begin: dict[str, Callable[[], object]] = {
-            "ask": lambda: link.ask(b"PING", REPLIES[0], LIMIT),
-            "ask_all": lambda: asking[0].send(None),
-            "send": lambda: link.send(b"PING", REPLIES[0], link.loop.create_future()),
-        }
-        return begin[use]
+        return link, servers, link.ask_all(b"PING", 1, LIMIT)
 
-    for _ in opcodes_of(prepare):
-        link, servers = ends[0]
+    for link, servers, _ in struck(prepare, lambda made: USES[use](made[0], made[2])):
         if link.is_open:
             asked = link.ask(b"PING", REPLIES[1], 1)
             servers.sendall(b"-BUSY\r\n" * arrived(link, servers).count(b"PING"))
@@ -190,18 +180,14 @@ def test_error_goes_to_the_command_that_it_answers(new_ends: Callable[[], Ends],
 
 
 def test_looking_for_late_replies(new_ends: Callable[[], Ends]) -> None:
-    links: list[TaskConnection] = []
-    asked: list[asyncio.Future[object]] = []
+    def prepare() -> Asked:
+        asked = ask_twice(new_ends, limits=(0, 0.001))
+        asked.link.heard_at += 1  # so that the connection is not given up
+        asked.link._timers[0].cancel()  # it goes off now
+        return asked
 
-    def prepare() -> Callable[[], object]:
-        links[:] = [link] = [new_ends()[0]]
-        asked[:] = [link.ask(b"PING", reply, limit) for reply, limit in zip(REPLIES, (0, 0.001), strict=True)]
-        link.heard_at += 1  # so that the connection is not given up
-        link._timers[0].cancel()  # it goes off now
-        return link._look
-
-    for _ in opcodes_of(prepare):
-        assert all(isinstance(end, RedisError) for end in ends_of(asked))
+    for asked in struck(prepare, lambda asked: asked.link._look()):
+        assert all(isinstance(end, RedisError) for end in ends_of(asked.answers))
 
 
 def is_read(loop: asyncio.AbstractEventLoop, fileno: int) -> bool:
@@ -215,21 +201,15 @@ LOST = RedisConnectionError("the server is gone")
 @pytest.mark.parametrize("is_ours", [False, True], ids=["by a wrong reply", "by a caller"])
 def test_ending(new_ends: Callable[[], Ends], is_ours: bool) -> None:
     """All that waits gets the error, and nothing stays behind in the loop."""
-    links: list[TaskConnection] = []
-    asked: list[asyncio.Future[object]] = []
 
-    def prepare() -> Callable[[], object]:
-        link, servers = new_ends()
-        links[:] = [link]
-        asked[:] = [link.ask(b"PING", reply, LIMIT) for reply in REPLIES]
-        servers.sendall(b"+PONG\r\n")
-        return (lambda: link.break_off(LOST)) if is_ours else link.read
+    def end(asked: Asked) -> None:
+        asked.link.break_off(LOST) if is_ours else asked.link.read()
 
-    for _ in opcodes_of(prepare):
-        [link] = links
+    for asked in struck(lambda: ask_twice(new_ends, b"+PONG\r\n"), end):
+        link = asked.link
         if is_ours and link.is_open:  # interrupted before it began: it is still a good link
             link.break_off(LOST)
-        assert all(isinstance(end, RedisConnectionError) for end in ends_of(asked))
+        assert all(isinstance(end, RedisConnectionError) for end in ends_of(asked.answers))
         assert not is_read(link.loop, link.fileno)
 
 
@@ -239,11 +219,8 @@ def test_error_that_tasks_share_keeps_no_frames_of_others() -> None:
 
 
 async def share_an_error() -> None:
-    node, links, call = (
-        server("default"),
-        connections_of(asyncio.get_running_loop()),
-        RLock("x")._kind.state(RLock("x"), ""),
-    )
+    node, links = server("default"), connections_of(asyncio.get_running_loop())
+    call = RLock("x")._kind.state(RLock("x"), "")
 
     async def ask() -> None:
         with pytest.raises(RedisConnectionError):
@@ -275,17 +252,14 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
 @pytest.mark.parametrize("use", [TaskConnection.attach, TaskConnection.give])
 def test_use_by_one_who_breaks_it_off(new_ends: Callable[[], Ends], use: Callable[[TaskConnection], object]) -> None:
     """Who records a link and breaks it off after an interruption leaves nothing in the loop."""
-    links: list[TaskConnection] = []
 
-    def prepare() -> Callable[[], object]:
+    def prepare() -> TaskConnection:
         link, _ = new_ends()
         if use is TaskConnection.attach:
             link._detach()
-        links[:] = [link]
-        return lambda: use(link)
+        return link
 
-    for _ in opcodes_of(prepare):
-        [link] = links
+    for link in struck(prepare, use):
         link.break_off(RedisConnectionError("its use was interrupted"))
         assert not is_read(link.loop, link.fileno)
 

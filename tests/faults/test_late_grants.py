@@ -32,6 +32,12 @@ LEASE = 0.4
 
 SLOW = "the reply that granted it took [0-9]+ ms, which is longer than its lease of 400 ms"
 
+
+def several(first: Any, second: Any) -> Any:
+    """Makes a MultiLock of two kinds."""
+    return lambda name, **times: MultiLock(first(f"{name}, a"), second(f"{name}, b"), **times)
+
+
 KINDS: dict[str, tuple[Any, scripts.Script]] = {
     "fair": (FairLock, scripts.FAIR_ACQUIRE),
     "rlock": (RLock, scripts.RLOCK_ACQUIRE),
@@ -39,6 +45,12 @@ KINDS: dict[str, tuple[Any, scripts.Script]] = {
     "fenced": (FencedLock, scripts.FENCED_ACQUIRE),
     "read": (lambda name, **times: ReadWriteLock(name, **times).read_lock, scripts.READ_ACQUIRE),
     "write": (lambda name, **times: ReadWriteLock(name, **times).write_lock, scripts.WRITE_ACQUIRE),
+}
+MULTI: dict[str, tuple[Any, scripts.Script]] = {
+    "multi, one script": (several(RLock, RLock), scripts.MULTI_ACQUIRE),
+    "multi, one script, with a token": (several(FencedLock, ReadLock), scripts.MULTI_ACQUIRE),
+    "multi, the last member": (several(ApartLock, RLock), scripts.RLOCK_ACQUIRE),
+    "multi, the first member": (several(ApartLock, RLock), scripts.FENCED_ACQUIRE),
 }
 
 
@@ -66,22 +78,22 @@ async def is_free(binding, lock) -> None:
     assert HOLDS.snapshot() == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | MULTI)
 async def test_is_tried_again_while_the_wait_lasts(binding, proxy, kind):
-    make, script = KINDS[kind]
+    make, script = (KINDS | MULTI)[kind]
     lock = make("stock:42", lease_time=LEASE, wait_time=5)
     reply = late(proxy, script)
     assert await binding.acquire(lock, lease_time=LEASE)
     assert reply.served.is_set()
     assert not lock.lost
-    assert HOLDS.snapshot()[0].count == 1
+    assert {hold.count for hold in HOLDS.snapshot()} == {1}
     await binding.release(lock)
     await is_free(binding, lock)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | MULTI)
 async def test_without_a_wait_the_server_is_too_slow(binding, proxy, kind):
-    make, script = KINDS[kind]
+    make, script = (KINDS | MULTI)[kind]
     lock = make("stock:42", lease_time=LEASE)
     late(proxy, script)
     with pytest.raises(LockUnavailableError, match=SLOW):
@@ -158,35 +170,6 @@ async def test_a_block_is_entered_with_a_lease_that_still_runs(binding, proxy):
     async with binding.inside(lock):
         assert reply.served.is_set()
         assert not lock.lost
-    await is_free(binding, lock)
-
-
-MEMBERS = [
-    pytest.param(RLock, RLock, scripts.MULTI_ACQUIRE, id="one script"),
-    pytest.param(FencedLock, ReadLock, scripts.MULTI_ACQUIRE, id="one script, with a token"),
-    pytest.param(ApartLock, RLock, scripts.RLOCK_ACQUIRE, id="the last member"),
-    pytest.param(ApartLock, RLock, scripts.FENCED_ACQUIRE, id="the first member"),
-]
-
-
-@pytest.mark.parametrize(("first", "second", "script"), MEMBERS)
-async def test_all_members_of_a_multilock_are_tried_again(binding, proxy, first, second, script):
-    lock = MultiLock(first("a"), second("b"), lease_time=LEASE, wait_time=5)
-    reply = late(proxy, script)
-    assert await binding.acquire(lock)
-    assert reply.served.is_set()
-    assert not lock.lost
-    assert [hold.count for hold in HOLDS.snapshot()] == [1, 1]
-    await binding.release(lock)
-    await is_free(binding, lock)
-
-
-@pytest.mark.parametrize(("first", "second", "script"), MEMBERS)
-async def test_a_multilock_without_a_wait_holds_nothing(binding, proxy, first, second, script):
-    lock = MultiLock(first("a"), second("b"), lease_time=LEASE)
-    late(proxy, script)
-    with pytest.raises(LockUnavailableError, match=SLOW):
-        await binding.acquire(lock, blocking=False)
     await is_free(binding, lock)
 
 
