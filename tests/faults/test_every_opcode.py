@@ -14,8 +14,12 @@ from tests.forms import first_place, long
 from tests.topologies.servers import TOPOLOGIES
 
 SHORT = ("pair", "wait", "again", "extend", "timeout", "block")
-STRIDES = {"threads": (12, SHORT), "logged": (40, ("pair", "wait"))}
-"""Of the short form: so many runs of the suite with consecutive seeds meet every place."""
+STRIDES: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "threads": ("fair", SHORT, 12),
+    "threads that wait in line": ("rlock", ("second",), 24),
+    "logged": ("fair", ("pair", "wait"), 40),
+}
+"""The short form by binding: so many runs of the suite with consecutive seeds as a stride is long meet every place."""
 
 
 def interrupt_every(kind, *actions, binding="threads", topology=None, first=1, stride=1, options=()):
@@ -42,11 +46,11 @@ def interrupt_every(kind, *actions, binding="threads", topology=None, first=1, s
 
 
 @pytest.mark.timeout(600)  # a machine may be slow; what stops is noticed by its watcher
-@pytest.mark.parametrize("binding", ["threads", *long("logged")])
-def test_interrupted_here_and_there(request, binding):
-    stride, actions = STRIDES[binding]
-    first = first_place(request.config, stride)
-    assert interrupt_every("fair", *actions, binding=binding, first=first, stride=stride) > 1200 / stride * len(actions)
+@pytest.mark.parametrize("who", ["threads", "threads that wait in line", *long("logged")])
+def test_interrupted_here_and_there(request, who):
+    kind, actions, stride = STRIDES[who]
+    first, binding = first_place(request.config, stride), who.partition(" ")[0]
+    assert interrupt_every(kind, *actions, binding=binding, first=first, stride=stride) > 1200 / stride * len(actions)
 
 
 MANY = 800

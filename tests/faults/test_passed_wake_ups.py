@@ -1,6 +1,7 @@
 """A waiter that was woken and is broken off before it asked leaves what fell free to the next one, at once.
 
-No heartbeat and no poll helps here: they come later than a test has patience.
+No heartbeat and no poll helps here: they come later than a test has patience. ``tests/flows`` has every order of steps
+for each kind, and ``test_every_opcode`` interrupts a thread that waits before another one.
 """
 
 import asyncio
@@ -8,23 +9,13 @@ import gc
 import itertools
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import redis
 from pytest_django import Settings
 
-from django_rlock import (
-    CountDownLatch,
-    FairLock,
-    FencedLock,
-    PermitExpirableSemaphore,
-    ReadWriteLock,
-    RLock,
-    Semaphore,
-)
+from django_rlock import RLock
 from django_rlock._core.threads import LoopEvent, Sleep
 from django_rlock._redis.keys import redisson_channel
 from django_rlock._transport.calls import run_sync
@@ -35,96 +26,32 @@ from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.records import Wait
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.faults.interrupting import Interruption, at_call, is_interrupted
+from tests.faults.interrupting import Interruption, at_call
 from tests.faults.test_cancellation import cancelled_at
 
 CHANNEL = redisson_channel("rlock:stock:42")
 
 
-class Scene:
-    """Something that is taken, that two wait for, and that falls free once.
-
-    ``taken`` is the command by which another owner took it, with arguments behind the key; ``free`` is the call that
-    frees it.
-    """
-
-    def __init__(self, thing: Any, taken: tuple[Any, ...], free: Callable[[], object]) -> None:
-        self.thing = thing
-        self._taken = taken
-        self.free = free
-
-    def take(self, client: redis.Redis) -> None:
-        client.flushdb()
-        client.execute_command(self._taken[0], "rlock:stock:42", *self._taken[1:])
-
-    def ask(self, taken: list[Any]) -> None:
-        """Wait for it; what was taken by it is noted."""
-        taken.append(self.thing.wait() if self.is_latch else self.thing.acquire())
-
-    async def aask(self, taken: list[Any]) -> None:
-        taken.append(await (self.thing.await_() if self.is_latch else self.thing.aacquire()))
-
-    def give_back(self, taken: list[Any]) -> None:
-        for each in taken:
-            if not self.is_latch:
-                self.thing.release(*_what(each))
-
-    async def agive_back(self, taken: list[Any]) -> None:
-        for each in taken:
-            if not self.is_latch:
-                await self.thing.arelease(*_what(each))
-
-    def visit(self) -> None:
-        taken: list[Any] = []
-        self.ask(taken)
-        self.give_back(taken)
-
-    async def avisit(self) -> None:
-        taken: list[Any] = []
-        await self.aask(taken)
-        await self.agive_back(taken)
-
-    @property
-    def is_latch(self) -> bool:
-        return isinstance(self.thing, CountDownLatch)
-
-
-def _what(taken: Any) -> tuple[Any, ...]:
-    return () if taken is True else (taken,)
-
-
-def locked(lock: BaseLock) -> Scene:
-    return Scene(lock, ("HSET", "another", 1), lock.force_release)
-
-
-def written(side: str, **options: Any) -> Scene:
-    lock = ReadWriteLock("stock:42", **options)
-    return Scene(getattr(lock, side), ("HSET", "mode", "write", "another:write", 1), lock.write_lock.force_release)
-
-
-SCENES: dict[str, Callable[[], Scene]] = {
-    "rlock": lambda: locked(RLock("stock:42")),
-    "fenced": lambda: locked(FencedLock("stock:42")),
-    "fair": lambda: locked(FairLock("stock:42")),
-    "read": lambda: written("read_lock"),
-    "write": lambda: written("write_lock"),
-    "writer first": lambda: written("write_lock", prefer="writer"),
-    "semaphore": lambda: Scene(Semaphore("stock:42"), ("SET", 0), Semaphore("stock:42").release),
-    "permits": lambda: Scene(
-        PermitExpirableSemaphore("stock:42"), ("SET", 0), partial(PermitExpirableSemaphore("stock:42").add_permits, 1)
-    ),
-    "latch": lambda: Scene(CountDownLatch("stock:42"), ("SET", 1), CountDownLatch("stock:42").count_down),
-}
-
-
-SHORT = {"fair", "rlock", "read", "semaphore"}
-
-
-@pytest.fixture(params=[name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in SCENES])
-def scene(request: pytest.FixtureRequest, settings: Settings) -> Scene:
-    # No heartbeat repairs what is lost.
+@pytest.fixture(autouse=True)
+def no_repair(settings: Settings) -> None:
+    """No heartbeat repairs what is lost."""
     settings.RLOCK = {"default": {"CACHE": "default", "WAITER_ALIVE_TIME": 600, "CLAIM_TIME": 500}}
-    return SCENES[request.param]()
+
+
+def take(client: redis.Redis) -> None:
+    """As another owner, by a client of which nobody hears when it leaves."""
+    client.flushdb()
+    client.hset("rlock:stock:42", "another", 1)
+
+
+def visit(kind: type[BaseLock]) -> None:
+    with kind("stock:42"):
+        pass
+
+
+async def avisit(kind: type[BaseLock]) -> None:
+    async with kind("stock:42"):
+        pass
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -141,16 +68,16 @@ def bell_of(wait: Wait) -> LoopEvent:
     return waiter._event
 
 
-def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monkeypatch):
+def test_task_that_is_cancelled_when_it_was_just_woken(kind, redis_client, monkeypatch):
     """Before it runs again, and so before it asks."""
     set_event = LoopEvent.set
 
     async def body() -> None:
-        first = asyncio.create_task(scene.avisit())
+        first = asyncio.create_task(avisit(kind))
         await until_waiting(1)
         [wait] = WAITS.snapshot()
         bell_of_first = bell_of(wait)
-        following = asyncio.create_task(scene.avisit())
+        following = asyncio.create_task(avisit(kind))
         await until_waiting(2)
 
         def end_and_cancel(sleep: Sleep | None) -> None:
@@ -166,37 +93,37 @@ def test_task_that_is_cancelled_when_it_was_just_woken(scene, redis_client, monk
             event._loop.call_soon_threadsafe(end_and_cancel, event._sleep)
 
         monkeypatch.setattr(LoopEvent, "set", set_and_cancel)
-        await asyncio.to_thread(scene.free)
+        await asyncio.to_thread(kind("stock:42").force_release)
         async with asyncio.timeout(UNTIL_SERVED):
             with pytest.raises(asyncio.CancelledError):
                 await first
             await following
 
-    scene.take(redis_client)
+    take(redis_client)
     asyncio.run(body())
 
 
-def test_task_that_is_cancelled_anywhere(scene, redis_client):
+def test_task_that_is_cancelled_anywhere(kind, redis_client):
     """At each suspension: also at that of the command that it sends when it was woken."""
 
     async def first_asks(at: int) -> bool:
-        taken: list[Any] = []
-        struck = await cancelled_at(scene.aask(taken), at)
-        await scene.agive_back(taken)
+        lock = kind("stock:42")
+        if not (struck := await cancelled_at(lock.aacquire(), at)):
+            await lock.arelease()
         return struck
 
     async def body(at: int) -> bool:
         first = asyncio.create_task(first_asks(at))
-        following = asyncio.create_task(scene.avisit())
+        following = asyncio.create_task(avisit(kind))
         async with asyncio.timeout(UNTIL_SERVED):
             while len(WAITS.snapshot()) < 2 - first.done():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
-            await asyncio.to_thread(scene.free)
+            await asyncio.to_thread(kind("stock:42").force_release)
             await following
             return await first
 
     for at in itertools.count():
-        scene.take(redis_client)
+        take(redis_client)
         if not asyncio.run(body(at)):
             assert at >= 2
             return
@@ -252,18 +179,17 @@ class _Attempt:
 class Pair:
     """A thread that asks first, which is this one, and another one that asks next; it falls free when both wait."""
 
-    def __init__(self, scene: Scene, client: redis.Redis) -> None:
-        scene.take(client)
-        self._scene = scene
+    def __init__(self, client: redis.Redis) -> None:
+        take(client)
         self._over = threading.Event()
-        self._next = threading.Thread(target=scene.visit, daemon=True)
+        self._next = threading.Thread(target=visit, args=(RLock,), daemon=True)
         self._freeing = threading.Thread(target=self._free)
 
     def _free(self) -> None:
         eventually(lambda: WAITS.snapshot() or self._over.is_set())
         self._next.start()
         eventually(lambda: len(WAITS.snapshot()) == 2 or self._over.is_set())
-        self._scene.free()
+        RLock("stock:42").force_release()
 
     def __enter__(self) -> None:
         self._freeing.start()
@@ -275,25 +201,12 @@ class Pair:
         assert not self._next.is_alive(), "the next one was not woken"
 
 
-@pytest.mark.lengthy
-def test_thread_that_is_interrupted_anywhere(scene, redis_client):
-    """By a signal, at each call in turn."""
-    for number in itertools.count(1):
-        taken: list[Any] = []
-        with Pair(scene, redis_client):
-            interrupted = is_interrupted(partial(scene.ask, taken), number)
-            scene.give_back(taken)
-        if not interrupted:
-            return
-
-
 def test_thread_that_is_interrupted_twice(redis_client, monkeypatch):
     """When it was just woken, and again at each call that follows.
 
     Then it cannot leave by itself: the wait is over because nothing refers to its waiter any more, not even the error
     of a server that did not have the script, whose traceback refers to all frames.
     """
-    scene = SCENES["rlock"]()
     main, wait = threading.get_ident(), ThreadWaiter.wait
 
     def interrupted_twice(number: int) -> bool:
@@ -311,10 +224,10 @@ def test_thread_that_is_interrupted_twice(redis_client, monkeypatch):
                 raise Interruption
             return woken
 
-        with monkeypatch.context() as patch, Pair(scene, redis_client):
+        with monkeypatch.context() as patch, Pair(redis_client):
             patch.setattr(ThreadWaiter, "wait", wait_once)
             try:
-                scene.visit()
+                visit(RLock)
             except Interruption:  # and no more calls that could be interrupted
                 pass
             finally:
