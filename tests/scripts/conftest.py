@@ -1,7 +1,8 @@
-"""Tests of the scripts: each is called directly on the real server, one test per reply."""
+"""Tests of the scripts: each is called directly on the real server."""
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -50,6 +51,29 @@ OTHER_KEYS = {
 }
 
 Run = Callable[..., Any]
+Step = Callable[[Run, redis.Redis], Any]
+"""Something that happens, given the fixtures ``run`` and ``redis_client``; it returns the reply of a script."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a script."""
+
+    script: Script
+    args: tuple[Any, ...]
+
+    def __call__(self, run: Run, _: redis.Redis) -> Any:
+        return run(self.script, *self.args)
+
+
+def call(script: Script, *args: Any) -> Call:
+    return Call(script, args)
+
+
+def calls(rows: list[tuple[list[Step], Call, Any, Any, Any]]) -> pytest.MarkDecorator:
+    """A test for each row: what is the case, what is called, the reply, the state after it, and what is told."""
+    names = [f"{row[1].script.name}-{number}" for number, row in enumerate(rows)]
+    return pytest.mark.parametrize(("given", "step", "reply", "after", "told"), rows, ids=names)
 
 
 def keys_of(script: Script) -> Sequence[str]:

@@ -1,5 +1,7 @@
-"""The scripts of the fair lock."""
+"""The scripts of the fair lock: a table of calls, their replies, and the state that they leave."""
 
+import math
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -8,9 +10,29 @@ from django_rlock._redis import scripts
 from django_rlock._redis.keys import release_keys
 from django_rlock.locks.heartbeats import GRANTED, STILL_QUEUED, UNKNOWN
 from tests.eventually import eventually
-from tests.scripts.conftest import ALIVE, CHANNEL, CLAIMED, JAVA, KEY, ME, OTHER, QUEUE, THIRD, now_ms
+from tests.scripts.conftest import (
+    ALIVE,
+    CHANNEL,
+    CLAIMED,
+    JAVA,
+    KEY,
+    ME,
+    OTHER,
+    QUEUE,
+    THIRD,
+    Call,
+    Step,
+    call,
+    calls,
+    now_ms,
+)
 
 LEASE, CLAIM, ALIVE_FOR = 30_000, 5000, 10_000
+
+
+NAMED = f"{ME[:36]}/17/order-7"
+"""The ticket of an owner that the caller named: its client and a number of the attempt come before the name."""
+NAMES = {ME: "me", OTHER: "other", THIRD: "third", NAMED: "ticket-7", "order-7": "order-7"}
 
 
 def acquire(run, owner, count=1, waiting=True, lease=LEASE):
@@ -30,23 +52,148 @@ def wake_up(owner, ticket):
     return f"rlock_wake:{owner[:36]}", f"{ticket} {owner} {KEY}"
 
 
-def test_acquire_takes_a_free_lock(run, redis_client, state):
-    assert acquire(run, ME) == "OK"
-    assert state() == ({ME: "1"}, [])
-    assert LEASE / 2 < redis_client.pttl(KEY) <= LEASE
+# --- a call in a situation -------------------------------------------------------------------------------------------
 
 
-def test_acquire_queues_once_and_answers_the_lease(run, redis_client, state):
+def take(owner: str, count: int = 1, waiting: int = ALIVE_FOR, lease: int = LEASE) -> Call:
+    return call(scripts.FAIR_ACQUIRE, owner, count, lease, CLAIM, waiting)
+
+
+def give(owner: str, left: int = 0) -> Call:
+    return call(scripts.FAIR_RELEASE, owner, left, LEASE, CLAIM)
+
+
+def leave(owner: str) -> Call:
+    return call(scripts.FAIR_LEAVE, owner, CLAIM)
+
+
+def decline(owner: str) -> Call:
+    return call(scripts.FAIR_DECLINE, owner, CLAIM)
+
+
+def beat(owner: str) -> Call:
+    return call(scripts.FAIR_HEARTBEAT, CLAIM, ALIVE_FOR, owner)
+
+
+def held(owner: str, lease: int = LEASE) -> Step:
+    """The lock, by whatever came before."""
+
+    def hold(_: Any, redis_client: Any) -> None:
+        redis_client.delete(KEY)
+        redis_client.hset(KEY, owner, 1)
+        redis_client.pexpire(KEY, lease)
+
+    return hold
+
+
+def fell_free(_: Any, redis_client: Any) -> None:
+    """The lease has ended."""
+    redis_client.delete(KEY)
+
+
+def prolonged(lease: int) -> Step:
+    return lambda _, redis_client: redis_client.pexpire(KEY, lease)
+
+
+def died(*owners: str) -> Step:
+    return lambda _, redis_client: redis_client.zadd(ALIVE, {owner[:36]: 1 for owner in owners})
+
+
+def state_of(redis_client: Any) -> str:
+    """The holder with its count and the seconds that are left to it, and the queue."""
+    holder = [
+        f"{NAMES[owner]}={count} for {math.ceil(redis_client.pttl(KEY) / 1000)}"
+        for owner, count in redis_client.hgetall(KEY).items()
+    ]
+    return " ".join([*(holder or ["free"]), *[f"then {NAMES[each]}" for each in redis_client.zrange(QUEUE, 0, -1)]])
+
+
+WAITS = "the lease that is left, the holder knows of the queue, and a ticket if it stands there newly"
+GRANTED_TO_ME: list[Step] = [take(OTHER), take(ME), give(OTHER)]
+FREED = [(CHANNEL, "0")]
+
+ROWS: list[tuple[list[Step], Call, Any, str, Any]] = [
+    ([], take(ME), "OK", "me=1 for 30", []),
+    ([take(OTHER)], take(ME), WAITS, "other=1 for 30 then me", []),
+    ([take(OTHER), take(ME), take(THIRD)], take(ME), WAITS, "other=1 for 30 then me then third", []),
+    ([take(OTHER), take(ME)], take(ME, waiting=0), WAITS, "other=1 for 30", []),  # it gives its ticket up
+    ([take(ME)], take(ME, 3, 0), "OK", "me=3 for 30", []),
+    ([take(ME), take(ME, 3, 0)], take(ME, 3, 0), "OK", "me=3 for 30", []),
+    ([], take(ME, 2, 0), "LOST", "free", []),
+    ([take(OTHER)], take(ME, 2, 0), "LOST", "other=1 for 30", []),
+    # A grant lasts for the claim, until its owner confirms it.
+    ([take(OTHER), take(ME)], give(OTHER), 1, "me=01 for 5", ME),
+    (GRANTED_TO_ME, take(ME), "OK", "me=1 for 30", []),
+    (GRANTED_TO_ME, take(ME, lease=1000), "OK", "me=1 for 1", []),
+    ([*GRANTED_TO_ME, take(ME, lease=1000), prolonged(CLAIM)], take(ME, lease=1000), "OK", "me=1 for 5", []),
+    (GRANTED_TO_ME, take(ME, 2, lease=1000), "OK", "me=2 for 5", []),  # its owner has believed the message
+    (GRANTED_TO_ME, beat(ME), [GRANTED, WAITS], "me=01 for 5", []),
+    ([take(OTHER), take(ME), fell_free], take(THIRD, waiting=0), WAITS, "me=01 for 5", ME),
+    ([take(OTHER), take(ME), take(THIRD), fell_free], take(ME), "OK", "me=1 for 30 then third", []),
+    ([take(OTHER), take(THIRD), died(THIRD), take(ME), fell_free], take(ME), "OK", "me=1 for 30", ME),
+    ([take(OTHER), take(THIRD), died(THIRD), fell_free], take(ME, waiting=0), "OK", "me=1 for 30", []),
+    # The end of a hold.
+    ([take(ME)], give(ME), 1, "free", FREED),
+    ([take(ME), take(OTHER), died(OTHER)], give(ME), 1, "free", FREED),
+    ([take(ME), take(THIRD), take(OTHER)], give(ME), 1, "third=01 for 5 then other", THIRD),
+    ([take(ME), take(ME, 2), take(OTHER), prolonged(1000)], give(ME, 1), 1, "me=1 for 30 then other", []),
+    ([], give(ME), 0, "free", []),
+    ([take(OTHER)], give(ME), 0, "other=1 for 30", []),
+    ([take(OTHER), take(ME)], leave(ME), 0, "other=1 for 30", []),
+    ([take(OTHER), take(ME), take(THIRD), give(OTHER)], leave(ME), 1, "third=01 for 5", THIRD),
+    ([take(ME)], leave(ME), 1, "free", FREED),
+    ([take(OTHER), take(ME), take(THIRD), give(OTHER)], decline(ME), 1, "third=01 for 5", THIRD),
+    ([*GRANTED_TO_ME, take(ME), take(THIRD)], decline(ME), 0, "me=1 for 30 then third", []),  # it was confirmed
+    # Heartbeats.
+    ([take(OTHER), take(ME)], beat(ME), [STILL_QUEUED, WAITS], "other=1 for 30 then me", []),
+    ([take(OTHER)], beat(ME), [UNKNOWN, WAITS], "other=1 for 30", []),
+    ([], beat(ME), [UNKNOWN, -2], "free", []),
+    ([take(OTHER), take(THIRD), take(ME), fell_free], beat(ME), [STILL_QUEUED, CLAIM], "third=01 for 5 then me", THIRD),
+    # An owner that the caller named: another process may hold the lock under the name.
+    ([take(OTHER)], take(NAMED), WAITS, "other=1 for 30 then ticket-7", []),
+    ([take(OTHER), take(NAMED)], give(OTHER), 1, "ticket-7=01 for 5", NAMED),
+    ([take(OTHER), take(NAMED), give(OTHER)], beat(NAMED), [GRANTED, WAITS], "ticket-7=01 for 5", []),
+    ([take(OTHER), take(NAMED), give(OTHER)], take(NAMED), "OK", "order-7=1 for 30", []),
+    ([take(OTHER), take(NAMED), give(OTHER)], take(NAMED, lease=1000), "OK", "order-7=1 for 1", []),
+    ([take(OTHER), take(NAMED), give(OTHER), take(NAMED, 1, 0, 1000), prolonged(CLAIM)], take(NAMED, 1, 0, 1000), "OK",
+     "order-7=1 for 5", []),
+    ([take(OTHER), take(NAMED), give(OTHER)], leave(NAMED), 1, "free", FREED),
+    ([held("order-7")], leave(NAMED), 0, "order-7=1 for 30", []),
+    ([held("order-7")], give("order-7"), 1, "free", FREED),
+    ([take(OTHER), take(NAMED), held("order-7", 500_000)], take(NAMED), "OK", "order-7=1 for 500", []),
+]  # fmt: skip
+
+
+def is_as_told(said: Any, reply: Any) -> bool:
+    if reply is WAITS and isinstance(said, list):
+        return 0 <= said[0] <= LEASE and not said[1]
+    if isinstance(reply, list):
+        return len(said) == len(reply) and all(map(is_as_told, said, reply))
+    return 0 < said <= LEASE if reply is WAITS else said == reply
+
+
+@calls(ROWS)
+def test_a_call_in_a_situation(run, redis_client, heard, given, step, reply, after, told):
+    for each in given:
+        each(run, redis_client)
+    heard()
+    tickets = dict(redis_client.zrange(QUEUE, 0, -1, withscores=True))
+    assert is_as_told(step(run, redis_client), reply)
+    assert state_of(redis_client) == after
+    assert heard() == ([wake_up(told, int(tickets[told]))] if isinstance(told, str) else told)
+
+
+def test_acquire_queues_once_and_its_process_counts_as_alive(run, redis_client):
     acquire(run, OTHER)
-    left, _, ticket = acquire(run, ME)
-    assert LEASE / 2 < left <= LEASE
+    ticket = acquire(run, ME)[2]
     acquire(run, THIRD)
     assert acquire(run, ME)[2] == ""  # it was drawn before
     assert redis_client.zscore(QUEUE, ME) == int(ticket)
-    assert state() == ({OTHER: "1"}, [ME, THIRD])
     assert redis_client.zscore(ALIVE, ME[:36]) > now_ms(redis_client) + ALIVE_FOR - 1000
     assert 0 < redis_client.pttl(QUEUE) <= ALIVE_FOR * 6
     assert 0 < redis_client.pttl(ALIVE) <= ALIVE_FOR * 6
+    release(run, OTHER)  # until its next heartbeat, it counts as alive for the claim only
+    assert redis_client.zscore(ALIVE, ME[:36]) <= now_ms(redis_client) + CLAIM
 
 
 @pytest.mark.parametrize("last", [1, 4e15], ids=["of an earlier second", "of a clock that was ahead"])
@@ -75,115 +222,6 @@ def test_tickets_rise_also_when_the_clock_goes_back(run, redis_client):
     redis_client.zadd(QUEUE, {THIRD: 4e15})
     acquire(run, ME)
     assert redis_client.zscore(QUEUE, ME) == 4e15 + 1
-
-
-def test_acquire_once_gives_up_the_ticket(run, state):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    left, _, ticket = acquire(run, ME, waiting=False)
-    assert 0 < left <= LEASE
-    assert not ticket
-    assert state() == ({OTHER: "1"}, [])
-
-
-def test_acquire_confirms_a_grant(run, redis_client, state):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    release(run, OTHER)
-    assert redis_client.pttl(KEY) <= CLAIM
-    assert acquire(run, ME) == "OK"
-    assert state() == ({ME: "1"}, [])
-    assert redis_client.pttl(KEY) > CLAIM
-
-
-@pytest.mark.parametrize("member", [ME, f"{ME[:36]}/17/order-7"], ids=["thread", "name"])
-def test_short_lease_ends_before_the_claim_would(run, redis_client, member):
-    acquire(run, OTHER)
-    acquire(run, member, lease=1000)
-    release(run, OTHER)
-    assert acquire(run, member, lease=1000) == "OK"
-    assert redis_client.pttl(KEY) <= 1000
-    redis_client.pexpire(KEY, CLAIM)  # its owner has extended it since
-    assert acquire(run, member, lease=1000) == "OK"
-    assert redis_client.pttl(KEY) > 1000
-
-
-def test_entering_a_grant_again_shortens_no_claim(run, redis_client, state):
-    """Its owner has believed the message of the grant."""
-    acquire(run, OTHER)
-    acquire(run, ME)
-    release(run, OTHER)
-    assert acquire(run, ME, 2, lease=1000) == "OK"
-    assert state() == ({ME: "2"}, [])
-    assert redis_client.pttl(KEY) > 1000
-
-
-def test_acquire_sets_the_count_that_it_is_told(run, redis_client):
-    acquire(run, ME)
-    assert acquire(run, ME, 3, waiting=False) == "OK"
-    assert acquire(run, ME, 3, waiting=False) == "OK"
-    assert redis_client.hgetall(KEY) == {ME: "3"}
-
-
-@pytest.mark.parametrize("holder", [None, OTHER])
-def test_acquire_does_not_enter_again_what_is_gone(run, state, redis_client, holder):
-    if holder:
-        redis_client.hset(KEY, holder, 1)
-    assert acquire(run, ME, 2, waiting=False) == "LOST"
-    assert state() == ({holder: "1"} if holder else {}, [])
-
-
-def test_newcomer_does_not_pass_the_queue(run, redis_client, heard, state):
-    """The lock fell free by its lease, and someone waits."""
-    acquire(run, OTHER)
-    *_, ticket = acquire(run, ME)
-    redis_client.delete(KEY)
-    assert 0 < acquire(run, THIRD, waiting=False)[0] <= CLAIM
-    assert state() == ({ME: CLAIMED}, [])
-    assert heard() == [wake_up(ME, ticket)]
-
-
-def test_head_of_the_queue_takes_the_free_lock(run, redis_client, heard, state):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    acquire(run, THIRD)
-    redis_client.delete(KEY)
-    assert acquire(run, ME) == "OK"
-    assert state() == ({ME: "1"}, [THIRD])
-    assert redis_client.pttl(KEY) > CLAIM
-    assert heard() == []
-
-
-def test_acquire_behind_dead_waiters_takes_the_free_lock(run, redis_client, state):
-    acquire(run, OTHER)
-    acquire(run, THIRD)
-    redis_client.zadd(ALIVE, {THIRD[:36]: 1})
-    acquire(run, ME)
-    redis_client.delete(KEY)
-    assert acquire(run, ME) == "OK"
-    assert state() == ({ME: "1"}, [])
-    redis_client.delete(KEY, QUEUE)
-    redis_client.zadd(QUEUE, {THIRD: 1})
-    assert acquire(run, ME, waiting=False) == "OK"
-
-
-def test_release_frees_when_nobody_waits(run, redis_client, heard):
-    acquire(run, ME)
-    assert release(run, ME) == 1
-    assert not redis_client.exists(KEY)
-    assert heard() == [(CHANNEL, "0")]
-
-
-def test_release_hands_over_to_the_first(run, redis_client, heard, state):
-    acquire(run, ME)
-    *_, ticket = acquire(run, THIRD)
-    acquire(run, OTHER)
-    assert release(run, ME) == 1
-    assert state() == ({THIRD: CLAIMED}, [OTHER])
-    assert 0 < redis_client.pttl(KEY) <= CLAIM
-    assert heard() == [wake_up(THIRD, ticket)]
-    # Until its next heartbeat, its process counts as alive for the claim only.
-    assert redis_client.zscore(ALIVE, THIRD[:36]) <= now_ms(redis_client) + CLAIM
 
 
 def test_release_skips_the_dead(run, redis_client, heard, state):
@@ -221,85 +259,6 @@ def test_heartbeat_goes_on_at_once_behind_many_dead_waiters(run, redis_client):
     assert redis_client.zcard(QUEUE) == 1500
 
 
-def test_release_frees_when_all_are_dead(run, redis_client, heard, state):
-    acquire(run, ME)
-    acquire(run, OTHER)
-    redis_client.delete(ALIVE)
-    assert release(run, ME) == 1
-    assert state() == ({}, [])
-    assert heard() == [(CHANNEL, "0")]
-
-
-def test_release_of_an_inner_hold(run, redis_client, heard):
-    acquire(run, ME, 1)
-    acquire(run, ME, 2)
-    acquire(run, OTHER)
-    redis_client.pexpire(KEY, 1000)
-    assert release(run, ME, 1) == 1
-    assert redis_client.hgetall(KEY) == {ME: "1"}
-    assert redis_client.pttl(KEY) > 1000
-    assert heard() == []
-
-
-@pytest.mark.parametrize("holder", [None, OTHER])
-def test_release_of_what_is_not_held(run, redis_client, heard, holder):
-    if holder:
-        redis_client.hset(KEY, holder, 1)
-    assert release(run, ME) == 0
-    assert redis_client.hgetall(KEY) == ({holder: "1"} if holder else {})
-    assert heard() == []
-
-
-def test_leave_gives_up_the_ticket(run, heard, state):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    assert run(scripts.FAIR_LEAVE, ME, CLAIM) == 0
-    assert state() == ({OTHER: "1"}, [])
-    assert heard() == []
-
-
-def test_leave_hands_a_grant_on(run, heard, state):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    *_, ticket = acquire(run, THIRD)
-    release(run, OTHER)
-    heard()
-    assert run(scripts.FAIR_LEAVE, ME, CLAIM) == 1
-    assert state() == ({THIRD: CLAIMED}, [])
-    assert heard() == [wake_up(THIRD, ticket)]
-
-
-def test_leave_frees_a_grant_when_nobody_waits(run, heard, state):
-    acquire(run, ME)
-    assert run(scripts.FAIR_LEAVE, ME, CLAIM) == 1
-    assert state() == ({}, [])
-    assert heard() == [(CHANNEL, "0")]
-
-
-def test_decline_hands_a_grant_on(run, heard, state):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    *_, ticket = acquire(run, THIRD)
-    release(run, OTHER)
-    heard()
-    assert run(scripts.FAIR_DECLINE, ME, CLAIM) == 1
-    assert state() == ({THIRD: CLAIMED}, [])
-    assert heard() == [wake_up(THIRD, ticket)]
-
-
-def test_decline_leaves_what_was_confirmed(run, heard, state):
-    """The owner has the lock, and another one waits."""
-    acquire(run, OTHER)
-    acquire(run, ME)
-    release(run, OTHER)
-    assert acquire(run, ME) == "OK"
-    acquire(run, THIRD)
-    heard()
-    assert run(scripts.FAIR_DECLINE, ME, CLAIM) == 0
-    assert state() == ({ME: "1"}, [THIRD])
-    assert heard() == []
-
-
 def test_heartbeat_of_a_waiter_in_the_queue(run, redis_client, heard):
     acquire(run, OTHER)
     acquire(run, ME)
@@ -321,33 +280,6 @@ def test_heartbeat_keeps_the_queue(run, redis_client):
     assert min(redis_client.pttl(QUEUE), redis_client.pttl(ALIVE)) > ALIVE_FOR * 5
 
 
-def test_heartbeat_of_a_waiter_that_the_server_does_not_know(run):
-    acquire(run, OTHER)
-    assert heartbeat(run, ME)[0] == UNKNOWN
-
-
-def test_heartbeat_of_a_waiter_that_was_granted(run):
-    acquire(run, OTHER)
-    acquire(run, ME)
-    release(run, OTHER)
-    state, left = heartbeat(run, ME)
-    assert state == GRANTED
-    assert 0 < left <= CLAIM
-
-
-def test_heartbeat_hands_on_a_lock_that_fell_free(run, redis_client, heard):
-    acquire(run, OTHER)
-    *_, ticket = acquire(run, THIRD)
-    acquire(run, ME)
-    redis_client.delete(KEY)
-    assert heartbeat(run, ME) == [STILL_QUEUED, CLAIM]
-    assert heard() == [wake_up(THIRD, ticket)]
-
-
-def test_heartbeat_on_an_empty_server(run):
-    assert heartbeat(run, ME) == [UNKNOWN, -2]
-
-
 @pytest.mark.parametrize("mark", [acquire, heartbeat], ids=["acquire", "heartbeat"])
 def test_marks_of_ended_processes_go(run, redis_client, mark):
     acquire(run, THIRD)
@@ -356,46 +288,6 @@ def test_marks_of_ended_processes_go(run, redis_client, mark):
     redis_client.zadd(ALIVE, {f"{number:036}": now - number for number in range(5000)})
     mark(run, ME)
     assert sorted(redis_client.zrange(ALIVE, 0, -1)) == [ME[:36], OTHER[:36]]
-
-
-def test_owner_that_the_caller_named(run, heard, state):
-    """It stands behind its client and a number of the attempt until it has confirmed a grant, then alone."""
-    member = f"{ME[:36]}/17/order-7"
-    acquire(run, OTHER)
-    *_, ticket = acquire(run, member)
-    assert state() == ({OTHER: "1"}, [member])
-    release(run, OTHER)
-    assert state() == ({member: CLAIMED}, [])
-    assert heard() == [wake_up(member, ticket)]
-    assert heartbeat(run, member)[0] == GRANTED
-    assert acquire(run, member) == "OK"
-    assert state() == ({"order-7": "1"}, [])
-    assert release(run, "order-7") == 1
-
-
-def test_grant_to_a_named_owner_is_given_back_without_its_hold(run, state):
-    """Another process may have taken the lock under the name meanwhile."""
-    member = f"{ME[:36]}/17/order-7"
-    acquire(run, OTHER)
-    acquire(run, member)
-    release(run, OTHER)
-    assert run(scripts.FAIR_LEAVE, member, CLAIM) == 1
-    assert state() == ({}, [])
-    acquire(run, f"{OTHER[:36]}/3/order-7")
-    assert run(scripts.FAIR_LEAVE, member, CLAIM) == 0
-    assert state() == ({"order-7": "1"}, [])
-
-
-def test_named_owner_enters_what_another_process_took_and_shortens_nothing(run, redis_client, state):
-    member = f"{ME[:36]}/17/order-7"
-    acquire(run, OTHER)
-    acquire(run, member)  # it waits, and the other process takes the lock that falls free
-    redis_client.delete(KEY)
-    redis_client.hset(KEY, "order-7", 1)
-    redis_client.pexpire(KEY, 500_000)
-    assert acquire(run, member) == "OK"
-    assert state() == ({"order-7": "1"}, [])
-    assert redis_client.pttl(KEY) > 400_000
 
 
 def test_commands_of_a_hand_over(run, redis_client):

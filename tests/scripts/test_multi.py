@@ -52,22 +52,6 @@ def queue(redis_client, place, owner, alive=True):
         redis_client.zadd(ALIVE[place], {owner[:36]: 4e15})
 
 
-def test_all_are_taken_with_one_lease(acquire, redis_client, holders):
-    assert acquire(ME) == ["OK"]
-    assert holders() == [{ME: "1"}] * 3
-    assert all(LEASE - 1000 < redis_client.pttl(lock) <= LEASE for lock in LOCKS)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_that_is_taken_is_named(acquire, redis_client, holders, place):
-    redis_client.hset(LOCKS[place], OTHER, 1)
-    redis_client.pexpire(LOCKS[place], 5000)
-    left, taken = acquire(ME)
-    assert 4000 < left <= 5000
-    assert taken == place + 1
-    assert sum(map(bool, holders())) == 1
-
-
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_none_is_taken_where_others_wait_for_a_free_one(acquire, redis_client, holders, place):
     queue(redis_client, place, OTHER)
@@ -80,29 +64,6 @@ def test_others_that_wait_behind_a_holder_do_not_matter(acquire, redis_client):
     redis_client.hset(A, OTHER, 1)
     queue(redis_client, 0, THIRD)
     assert acquire(ME) == [-1, 1]
-
-
-def test_what_was_granted_before_counts(acquire, redis_client, holders):
-    redis_client.hset(B, ME, 1)
-    redis_client.pexpire(B, CLAIM)
-    queue(redis_client, 1, OTHER)
-    assert acquire(ME) == ["OK"]
-    assert holders() == [{ME: "1"}] * 3
-    assert LEASE - 1000 < redis_client.pttl(B) <= LEASE
-    assert redis_client.zcard(QUEUES[1]) == 1
-
-
-def test_a_command_that_comes_again_shortens_no_lease(acquire, redis_client):
-    acquire(ME, 2 * LEASE)
-    assert acquire(ME) == ["OK"]
-    assert all(redis_client.pttl(lock) > LEASE for lock in LOCKS)
-
-
-def test_all_are_freed_and_told(acquire, release, redis_client, holders, heard):
-    acquire(ME)
-    assert release(ME) == []
-    assert holders() == [{}] * 3
-    assert heard() == [(redisson_channel(lock), "0") for lock in LOCKS]
 
 
 def test_those_that_another_holds_are_named_and_stay(acquire, release, redis_client, holders, heard):
