@@ -30,6 +30,8 @@ from typing import IO, Any, Self
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 
 ROOT = Path(__file__).parents[1]
+MAIN_THREAD = ""
+"""In place of the name of a thread: the main thread, which reads no further expression meanwhile."""
 
 
 def _is_stopped(thread: Path) -> bool:
@@ -67,6 +69,10 @@ class ClientProcess:
     def do(self, expression: str, thread: str = "main") -> Any:
         """The same, waiting for the result. RemoteError when it raised."""
         return self.begin(expression, thread).result(UNTIL_SERVED)
+
+    def run(self, program: str, **names: Any) -> None:
+        """Run a program in its main thread, to its end."""
+        self.begin(f"exec({program!r}, {names!r})", MAIN_THREAD).result(PATIENCE)
 
     def pause(self) -> None:
         """Stop all its threads; it returns when none runs any more."""
@@ -193,15 +199,18 @@ def configure(url: str, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _obey(jobs: queue.SimpleQueue[tuple[int, str]], names: dict[str, Any]) -> None:
+def _obey_jobs(jobs: queue.SimpleQueue[tuple[int, str]], names: dict[str, Any]) -> None:
     while True:
-        number, expression = jobs.get()
-        error = value = None
-        try:
-            value = eval(expression, names)
-        except Exception as raised:  # noqa: BLE001 - the test judges it
-            error = f"{type(raised).__name__}: {raised}"
-        _answer(number, error, value)
+        _obey(*jobs.get(), names)
+
+
+def _obey(number: int, expression: str, names: dict[str, Any]) -> None:
+    error = value = None
+    try:
+        value = eval(expression, names)
+    except Exception as raised:  # noqa: BLE001 - the test judges it
+        error = f"{type(raised).__name__}: {raised}"
+    _answer(number, error, value)
 
 
 _stdout = threading.Lock()
@@ -227,6 +236,7 @@ def _nurse() -> None:
                 for each in files:
                     os.close(each)
                 continue
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for target, each in enumerate(files):
                 os.dup2(each, target)
                 os.close(each)
@@ -238,9 +248,12 @@ def _obey_all(names: dict[str, Any]) -> None:
     threads: dict[str, queue.SimpleQueue[tuple[int, str]]] = {}
     for line in open(0, closefd=False):  # noqa: SIM115 - sys.stdin is the parent's
         number, thread, expression = json.loads(line)
+        if thread == MAIN_THREAD:
+            _obey(number, expression, names)
+            continue
         if thread not in threads:
             threads[thread] = queue.SimpleQueue()
-            threading.Thread(target=_obey, args=(threads[thread], names), name=thread, daemon=True).start()
+            threading.Thread(target=_obey_jobs, args=(threads[thread], names), name=thread, daemon=True).start()
         threads[thread].put((number, expression))
 
 

@@ -82,12 +82,10 @@ def main(method: str, url: str) -> None:
         assert not server.exists("rlock:ends"), f"{what}: the child has ended, and its lock is held"
         server.flushall()
 
-    if method != "fork":
-        # Only the child imports the package.
+    if method != "fork":  # such a child never inherits the package
         assert in_process(context, ends, url) == 0
         assert server.exists("rlock:leased"), "a lease chosen by the child was cut short"
         check("imported by the child")
-    if method == "spawn":  # such a child never inherits the package
         return
     set_up(url)
     import django_rlock  # noqa: F401 - a forked child inherits it

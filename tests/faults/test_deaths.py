@@ -1,7 +1,7 @@
 """The table "When someone dies" of the hand-off queue, with real processes, signals and servers."""
 
-import subprocess
-import sys
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ import pytest
 from django_rlock import FairLock, RLock
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, java_queue_keys
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
-from tests.processes import ROOT, ClientProcess, RemoteError
+from tests.processes import MAIN_THREAD, ClientProcess, RemoteError
 
 KEY = "rlock:stock:42"
 QUEUE, ALIVE = f"rlock_queue:{{{KEY}}}", f"rlock_alive:{{{KEY}}}"
@@ -239,20 +239,6 @@ def test_server_restarts_with_its_data(own_server, start):
     waiter.do(RELEASE)
 
 
-def test_newcomers_do_not_pass(start, redis_client):
-    holder, waiter = start(PATIENT), start(PATIENT)
-    holder.do(ACQUIRE)
-    answer = waiter.begin("(lock('stock:42').acquire(), state.update(order=1))[0]")
-    queued(redis_client, 1)
-    waiter.pause()
-    holder.do(RELEASE)
-    for _ in range(5):
-        assert not holder.do("lock('stock:42').acquire(blocking=False)")
-    waiter.resume()
-    assert answer.result(UNTIL_SERVED) is True
-    waiter.do(RELEASE)
-
-
 def test_order_of_service_over_processes_threads_and_tasks(start, redis_client):
     holder, other = start(PATIENT), start(PATIENT)
     other.do("state.update(order=[])")
@@ -296,61 +282,31 @@ def test_plain_lock_on_the_same_name_is_excluded_and_noticed(redis_client, short
     assert taken[-1] is False
 
 
-def test_mutual_exclusion_under_kills(start, server, redis_client):
-    """Processes are killed while they hold and wait; a second holder at a time would spoil the counter."""
-    code = (
-        "exec('''def _work():\\n"
-        "    import redis\\n"
-        f"    client = redis.Redis.from_url({server.url!r})\\n"
-        "    while True:\\n"
-        "        with lock('stock:42') as it:\\n"
-        "            if client.incr('inside') != 1: client.incr('violations')\\n"
-        "            client.incr('done'); time.sleep(0.002)\\n"
-        "            it.check(); client.decr('inside')\\n''', globals())"
-    )
-    workers = []
-    for _ in range(4):
-        # Those that are killed hold nothing; a lease must not end where the machine stalls.
-        workers.append(start({**SHORT, "WATCHDOG_TIMEOUT": 60.0}))
-        workers[-1].do(code)
-        workers[-1].begin("_work()", "work")
-    for victim in workers[:2]:
-        done = int(redis_client.get("done") or 0)
-        _more_work(redis_client, done)
-        with FairLock("stock:42"):  # no process holds it now, so the counter stays right
-            victim.kill()
-    done = int(redis_client.get("done"))
-    _more_work(redis_client, done)
-    assert redis_client.get("violations") is None
-
-
-def _more_work(redis_client, done) -> None:
-    eventually(lambda: int(redis_client.get("done") or 0) > done + 20)
-
-
-SCRIPT = """
-import sys
-from tests.processes import set_up
-lock = set_up(sys.argv[1], {})["lock"]
-lock("stock:42").acquire()
-lock("chosen").acquire(lease_time=20)
-print("held", flush=True)
-END
-"""
-
-
 @pytest.mark.parametrize(
-    "end",
-    ["", "sys.exit(3)", "raise ZeroDivisionError", "import os; os.kill(os.getpid(), 2)"],
-    ids=["end", "exit", "error", "ctrl-c"],
+    "end", ["None", "module('sys').exit(3)", "module('signal').raise_signal(2)"], ids=["end", "exit", "ctrl-c"]
 )
-def test_script_that_ends_while_it_holds_frees_its_lock(server, redis_client, end):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.replace("END", end), server.url], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout == "held\n"
+def test_script_that_ends_while_it_holds_frees_its_lock(start, redis_client, end):
+    process = start()
+    process.do(ACQUIRE, MAIN_THREAD)
+    process.do("lock('chosen').acquire(lease_time=20)", MAIN_THREAD)
+    process.begin(end, MAIN_THREAD)
+    process.end()
     assert not redis_client.exists(KEY)
     assert redis_client.exists("rlock:chosen")  # a lease that someone chose runs on
+
+
+@pytest.mark.parametrize("how", ["by_thread", "by_task"])
+def test_process_that_ends_by_sigterm_while_it_waits_leaves_the_queue(start, redis_client, how):
+    """By an exception, and the hooks at exit; not after a claim, as a process that was killed."""
+    queue = "rlock_queue:{rlock:stock:fair}"
+    process = start(PATIENT)
+    process.do("module('signal').signal(15, lambda *_: module('sys').exit(0))", MAIN_THREAD)
+    with FairLock("stock:fair"):
+        process.begin(f"module('tests.faults.suspended').enter_{how}()", MAIN_THREAD)
+        eventually(lambda: redis_client.zcard(queue))
+        os.kill(process.pid, signal.SIGTERM)
+        process.end()
+        assert not redis_client.exists(queue)
 
 
 def test_end_with_an_unreachable_server_is_quick(own_server):

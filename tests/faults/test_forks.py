@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +14,10 @@ from django_rlock._transport.worker import worker, workers
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
 from tests.forking import fork, in_child
+from tests.processes import ROOT, ClientProcess
 
 KEY = "rlock:stock:42"
-ROOT = Path(__file__).parents[2]
 FORKS_IN_C = """
-import sys
-import django
-from django.conf import settings
-settings.configure(CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": sys.argv[1]}})
-django.setup()
 from django_rlock import RLock
 from django_rlock._transport.identity import client_id
 from tests.forking import fork_in_c, in_child
@@ -112,7 +106,8 @@ def test_child_of_which_python_was_not_notified(server):
     """uWSGI's workers are such children. The program has no threads when it forks: in C, nothing protects a child from
     what they had locked.
     """
-    subprocess.run([sys.executable, "-c", FORKS_IN_C, server.url], cwd=ROOT, check=True, timeout=PATIENCE)
+    with ClientProcess(server.url) as process:
+        process.run(FORKS_IN_C)
 
 
 @pytest.mark.lengthy

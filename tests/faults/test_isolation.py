@@ -5,8 +5,6 @@ import os
 import re
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from typing import Any, cast
@@ -28,16 +26,14 @@ from django_rlock._transport.worker import CleanUp, CleanUps, clean_up, worker
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import forget_clean_up, is_clean, nudge, renew_now, settle, until_renewed
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
-from tests.processes import ROOT
+from tests.processes import ClientProcess
 
 FAST = {"WATCHDOG_TIMEOUT": 6}
+"""Renewed every 2 s; a connection to a silent server is given up after 5 s, or after 1 s where leases are as short."""
 
 
 def is_done(clean_ups: CleanUps) -> bool:
     return not clean_ups.inbox and not clean_ups._due
-
-
-"""Renewed every 2 s; a connection to a silent server is given up after 5 s, or after 1 s where leases are as short."""
 
 
 @pytest.fixture
@@ -82,29 +78,16 @@ async def test_silent_server_costs_its_callers_their_own_time_only(binding, kind
         assert monotonic() - started < 10  # 1.2 s; it had no end, and a busy machine must not fail this
 
 
-SCRIPT = """
-import sys
-from tests.processes import set_up
-lock = set_up(sys.argv[1], {})["lock"]
-from django.conf import settings
-settings.CACHES["dead"] = {**settings.CACHES["default"], "LOCATION": sys.argv[2]}
-settings.RLOCK["dead"] = {"CACHE": "dead"}
-lock("stock:41", using="dead").acquire()
-lock("stock:42").acquire()
-print("held", flush=True)
-sys.stdin.readline()
-"""
-
-
 def test_silent_server_at_exit_costs_no_lock_of_another(own_server, server, redis_client):
     """All servers are asked at once, and none longer than there is time."""
     dead = own_server(None)
-    command = [sys.executable, "-c", SCRIPT, server.url, dead.url]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": dead.url}
+    with ClientProcess(server.url) as process:
+        process.do(f"module('django.conf').settings.CACHES.update(dead={entry})")
+        process.do("module('django.conf').settings.RLOCK.update(dead={'CACHE': 'dead'})")
+        assert process.do("lock('stock:41', using='dead').acquire(), lock('stock:42').acquire()") == [True, True]
         dead.pause()
-        process.communicate("\n", timeout=PATIENCE)
+        process.end()
     dead.resume()
     assert not redis_client.exists("rlock:stock:42")
 

@@ -20,15 +20,11 @@ from django_rlock._transport import identity
 from django_rlock._transport.identity import client_id
 from django_rlock.locks.holds import WAITS
 from tests.eventually import PATIENCE, eventually, in_threads
+from tests.processes import ROOT, ClientProcess
 
 HOUR = 3600.0
-ROOT = Path(__file__).parents[2]
 COPIES = """
-import os, sys
-import django
-from django.conf import settings
-settings.configure(CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": sys.argv[1]}})
-django.setup()
+import os
 from django_rlock import CountDownLatch, FairLock, MultiLock, ReadWriteLock, RLock, Semaphore
 from django_rlock._core import process
 from django_rlock._core.clock import wall_offset
@@ -52,7 +48,6 @@ def copy():
     CountDownLatch("g").count_down()
     assert got[0] == [expected] * 5, got
 
-was_used = sys.argv[2] == "used"
 if was_used:
     use()
 else:
@@ -87,23 +82,19 @@ assert not RLock("stock:42").acquire(wait_time=0)
 """
 
 
-def run(program: str, *arguments: str, path: str = "") -> None:
-    environ = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *arguments]
-    subprocess.run(command, cwd=ROOT, env=environ, check=True, timeout=PATIENCE)
-
-
 @pytest.mark.parametrize("use", ["used", "loaded"])
 def test_copies_of_a_process_exclude_each_other(server: Any, redis_client: Any, use: str) -> None:
     """Whether the original has used a lock before its memory was stored, or has only loaded the project."""
-    run(COPIES, server.url, use)
+    with ClientProcess(server.url) as process:
+        process.run(COPIES, was_used=use == "used")
 
 
 def test_what_the_platform_tells_is_heard(server: Any, redis_client: Any, tmp_path: Path) -> None:
     """Its hook comes after the restore, in each copy; what the original held is lost for all."""
     hooks = "hooks = []\n\ndef register_after_restore(hook):\n    hooks.append(hook)\n"
     (tmp_path / "snapshot_restore_py.py").write_text(textwrap.dedent(hooks))
-    run(TOLD, server.url, path=str(tmp_path))
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", TOLD, server.url]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True, timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -205,10 +196,6 @@ def test_the_client_id_is_drawn_at_its_first_use():
         gate.wait()
         ids.add(made.client_id)
 
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    in_threads(*[look] * 8)
     assert ids == {made.client_id}
     assert process.pid == os.getpid()
