@@ -46,11 +46,6 @@ class Proxy:
         self.rules: deque[Rule] = deque()
         self.change: Callable[[bytes], bytes] = bytes
         """What becomes of all replies, but for those that a rule changes."""
-        self.idle_limit: float | None = None
-        """After how many seconds without a command a connection is cut that is opened from now on."""
-        self.cuts_silently = False
-        """Whether it stays open, and brings nothing any more."""
-        self.cuts = 0
         self._open: set[socket.socket] = set()
         self._pairs: list[_Pair] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -161,11 +156,6 @@ class Proxy:
         each.close()
         self._open.discard(each)
 
-    @property
-    def connections(self) -> int:
-        """How many sockets are open, apart from the listening socket."""
-        return len(self._open)
-
 
 class _Pair:
     """One connection. Its state is the deed that the next reply meets."""
@@ -179,27 +169,15 @@ class _Pair:
         self.is_forgotten = False
 
     def start(self) -> None:
-        self.client.settimeout(self.proxy.idle_limit)
         threading.Thread(target=self._pump, args=(self.client, self.server, self._command), daemon=True).start()
         threading.Thread(target=self._pump, args=(self.server, self.client, self._reply), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, judge) -> None:
         with contextlib.suppress(OSError):
-            while (data := self._receive(source)) and (self.is_forgotten or judge(data)):
+            while (data := source.recv(65536)) and (self.is_forgotten or judge(data)):
                 pass
         for each in (source, target):
             self.proxy.close(each)
-
-    def _receive(self, source: socket.socket) -> bytes:
-        try:
-            return source.recv(65536)
-        except TimeoutError:
-            self.proxy.cuts += 1
-            if not self.proxy.cuts_silently:
-                raise
-            self.is_forgotten = True
-            source.settimeout(None)
-            return source.recv(65536)
 
     def _command(self, data: bytes) -> bool:
         rules = self.proxy.rules
