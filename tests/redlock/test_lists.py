@@ -7,7 +7,7 @@ from pytest_django import Settings
 
 from django_rlock._core.callbacks import flush
 from django_rlock._transport.quorum import nodes as quorum_nodes
-from django_rlock._transport.quorum.nodes import must_meet
+from django_rlock._transport.quorum.nodes import LISTED_FOR, SETTLED, OtherLists, must_meet
 from django_rlock.locks.redlock import RedLock
 from example_project.embedded import EmbeddedServer
 from tests.redlock.conftest import holders
@@ -82,3 +82,17 @@ async def test_one_node_at_a_time_is_not_reported(binding, use, theirs):
 
 async def test_other_locks_on_the_same_nodes_are_not_reported(binding, use):
     assert not await use([0, 1, 2], [0, 3, 4], 20, KEY_PREFIX="rlock:other:")
+
+
+def test_a_list_that_is_no_longer_used_is_forgotten(caplog):
+    known = OtherLists("ours", 3)
+
+    def use(at: float) -> int:
+        for node, lists in enumerate([b"0a:3:0b", b"", b""]):
+            known.note(node, lists, at)
+        flush(1)
+        return len(caplog.records)
+
+    assert [use(at) for at in (0.0, SETTLED, LISTED_FOR)] == [0, 1, 1]
+    known.note(1, b"", 2 * LISTED_FOR + 1)
+    assert [use(at) for at in (3 * LISTED_FOR, 3 * LISTED_FOR + SETTLED)] == [1, 2]

@@ -244,6 +244,8 @@ SETTLED = 5.0
 its first call to all nodes at once."""
 COMPARED_FOR = 1.0
 """For how long after a reply with a list's name a reply without it says something about the list, in seconds."""
+LISTED_FOR = 86_400.0
+"""For how long after a reply with a list's name it is remembered, in seconds: this process may call rarely."""
 
 APART = (
     "RLOCK[%r] lists %d NODES, but other processes use a list of %d, and only %d nodes are known to be in both. A "
@@ -266,6 +268,7 @@ class _Other:
     seen: float
     used: float
     members: dict[int, bool] = field(default_factory=dict)
+    is_reported: bool = False
 
 
 class OtherLists:
@@ -279,7 +282,6 @@ class OtherLists:
         self._using = using
         self._size = nodes
         self._others: dict[str, _Other] = {}
-        self._reported: set[str] = set()
 
     def note(self, node: int, lists: bytes, now: float) -> None:
         """Take what a node replied: the names of the other lists, separated by spaces."""
@@ -291,11 +293,13 @@ class OtherLists:
             other.used = now
             other.members[node] = True
         for name, other in threads.snapshot(self._others.items()):
-            if now >= other.seen + SETTLED and now <= other.used + COMPARED_FOR:
+            if now > other.used + LISTED_FOR:
+                self._others.pop(name, None)
+            elif now >= other.seen + SETTLED and now <= other.used + COMPARED_FOR:
                 other.members.setdefault(node, False)
                 common = self._size - threads.snapshot(other.members.values()).count(False)
-                if name not in self._reported and not must_meet(self._size, other.size, common):
-                    self._reported.add(name)
+                if not other.is_reported and not must_meet(self._size, other.size, common):
+                    other.is_reported = True
                     log(logger, logging.ERROR, APART, self._using, self._size, other.size, common)
 
 
