@@ -233,8 +233,8 @@ class UnconfirmedError(Exception):
 class Confirming(RetryingTopology):
     """Mixed into a topology whose locks replicas must confirm. Its nodes are ``ConfirmingNode``.
 
-    Flows retry an unconfirmed call under another owner id (``attempt.wait_for_replicas``): a late copy of the undo must
-    not free the next hold.
+    Flows retry an unconfirmed call under another owner id (``attempt.pause_for_replicas``): a late copy of the undo
+    must not free the next hold.
     """
 
     async def run(self, call: ScriptCall, until: float | None = None, undo: Undo | None = None) -> list[Any]:

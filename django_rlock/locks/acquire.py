@@ -21,7 +21,7 @@ from django_rlock._transport.calls import PATIENCE, Driver, ScriptCall
 from django_rlock._transport.identity import BRIDGE, Owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
-from django_rlock.locks.attempt import Attempt, pause_before_retry, wait_for_replicas
+from django_rlock.locks.attempt import Attempt, pause_before_retry, pause_for_replicas
 from django_rlock.locks.holds import HOLDS, INSPECTOR, WAITS
 from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
@@ -229,8 +229,6 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     outer = HOLDS.table.get(key) if HOLDS.table else None
     # An owner that holds the lock enters again at once, even if others wait: they wait for its last release.
     if outer is not None and not note_loss(outer, started):
-        if outer.lock.using != lock.using:  # the options of the alias that took the lock apply
-            lease = request.lease_under(outer.lock._settings)
         attempt = Attempt(lock, driver, owner, outer.owner_id, lease, until)
         attempt.kind.begin(attempt, started)
         await _enter_again(lock, attempt, outer, request)
@@ -250,13 +248,14 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
                 return True
             if granted or attempt.in_doubt:
                 abandon(lock, driver, attempt.undo(), lease)
-        except BaseException as error:  # noqa: BLE001 - wait_for_replicas() raises it
+        except BaseException as error:
             # The server may have executed the command, or may still: an unknown outcome is undone (rule 8 of
             # docs/design/architecture.md).
             HOLDS.restore(key, outer)
             abandon(lock, driver, attempt.undo(), lease, attempt.in_doubt)
             give_up_at = give_up_at or driver.now() + PATIENCE
-            await wait_for_replicas(error, driver, give_up_at)
+            if not await pause_for_replicas(error, driver, give_up_at):
+                raise
             request.owner_id = ""
             continue
         give_up_at = give_up_at or driver.now() + PATIENCE  # without a limit, as with a server that does not reply
@@ -302,9 +301,11 @@ def _note_taken(
 
 
 async def _enter_again(lock: AbstractLock, attempt: Attempt, hold: Hold, request: AcquireRequest) -> None:
-    driver, until = attempt.driver, attempt.until
+    driver, until, lease = attempt.driver, attempt.until, attempt.lease
+    if hold.lock.using != lock.using:  # the options of the alias that took the lock apply
+        lease = request.lease_under(hold.lock._settings)
     # A nested hold never shortens the lease, nor stops the renewal that the outer one relies on.
-    lease = max(attempt.lease, hold.deadline - driver.now())
+    lease = max(lease, hold.deadline - driver.now())
     # The count is absolute, so the command may be executed twice (rule 1).
     call = attempt.acquire_call(hold.count + 1, lease)
     reply = await driver.run(call, hold.deadline if until is None else min(until, hold.deadline))

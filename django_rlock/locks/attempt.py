@@ -273,22 +273,19 @@ async def pause_before_retry(driver: Driver, late: int, until: float) -> None:
     await driver.sleep(max(min(backoff(late, *_AGAIN_AFTER), until - driver.now()), 0.0))
 
 
-def is_unconfirmed(error: BaseException) -> bool:
-    """Whether the server granted a lock that too few replicas confirmed, so that it was undone."""
-    return isinstance(error.__cause__, UnconfirmedError)
+def lack_of_replicas(error: BaseException) -> UnconfirmedError | None:
+    """That too few replicas confirmed a lock, so that the server undid it; None for any other cause of an error."""
+    return error.__cause__ if isinstance(error.__cause__, UnconfirmedError) else None
 
 
-async def wait_for_replicas(error: BaseException, driver: Driver, give_up_at: float) -> None:
-    """Pause before a retry under another owner id, because too few replicas have confirmed the lock; as long as they
-    had time for that. Raise all other errors, and this one when the time is up."""
-    left = give_up_at - driver.now()
-    try:
-        if not isinstance(error.__cause__, UnconfirmedError) or left <= 0:
-            raise error
-        pause = min(error.__cause__.waited, left)
-    finally:
-        del error  # in a cycle with this frame, it would keep the waiter of a wait that was interrupted
-    await driver.sleep(pause)
+async def pause_for_replicas(error: BaseException, driver: Driver, give_up_at: float) -> bool:
+    """If too few replicas have confirmed the lock, pause before a retry under another owner id, as long as they had
+    time for that. Returns False for any other error, and when the time is up: then the caller raises it."""
+    lack, left = lack_of_replicas(error), give_up_at - driver.now()
+    if lack is None or left <= 0:
+        return False
+    await driver.sleep(min(lack.waited, left))
+    return True
 
 
 def refuse_deadlock(lock: Named, owner: Owner, is_patient: bool) -> bool:

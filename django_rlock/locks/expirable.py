@@ -19,7 +19,7 @@ from django_rlock._transport.identity import NamedOwner, must_not_block
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
-from django_rlock.locks.attempt import Attempt, pause_before_retry, wait_for_replicas
+from django_rlock.locks.attempt import Attempt, pause_before_retry, pause_for_replicas
 from django_rlock.locks.counters import RESENT_FOR, give_back, granted, hidden_behind, is_refusal, undo
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
@@ -278,7 +278,8 @@ class PermitExpirableSemaphore(PermitSemaphore):
                 attempt, permit = await self._take(driver, request, wait, renewed)
             except LockUnavailableError as error:
                 give_up_at = give_up_at or driver.now() + PATIENCE
-                await wait_for_replicas(error, driver, give_up_at)
+                if not await pause_for_replicas(error, driver, give_up_at):
+                    raise
             else:
                 if permit is not None or attempt is None:
                     return permit

@@ -17,7 +17,7 @@ from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError, LockNotOwnedError, LockUnavailableError, RLockError
 from django_rlock.locks import acquire, forced, ownership
 from django_rlock.locks.acquire import AcquireRequest
-from django_rlock.locks.attempt import Attempt, is_unconfirmed
+from django_rlock.locks.attempt import Attempt, lack_of_replicas
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.groups import Grouping, LockGroup, Piece, lost_of, pieces_of, release_all
 from django_rlock.locks.holds import HOLDS, NOTHING
@@ -184,7 +184,7 @@ class AllOrNone:
             if isinstance(error, LockUnavailableError) and group.divide(driver):
                 return await self._take_at_once([group])
             acquire.abandon(first, driver, group.release_call(owner_id), lease)
-            if not is_unconfirmed(error) or not self._may_wait():
+            if lack_of_replicas(error) is None or not self._may_wait():
                 raise
             self._note_failed(first)  # which is then awaited alone, until replicas confirm it
             return False

@@ -14,7 +14,7 @@ from django_rlock._transport.identity import must_not_block, new_request
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockTimeoutError
-from django_rlock.locks.attempt import wait_for_replicas
+from django_rlock.locks.attempt import pause_for_replicas
 from django_rlock.locks.counters import (
     REMEMBERED_MS,
     RESENT_FOR,
@@ -185,10 +185,11 @@ class Semaphore(BaseSemaphore):
                 attempt = await granted(request, driver, REMEMBERED, wait)
                 if attempt is not None:
                     request.note_taken(attempt.in_doubt)
-            except BaseException as error:  # noqa: BLE001 - wait_for_replicas() raises it
+            except BaseException as error:
                 undo(request, error)
                 give_up_at = give_up_at or driver.now() + PATIENCE
-                await wait_for_replicas(error, driver, give_up_at)
+                if not await pause_for_replicas(error, driver, give_up_at):
+                    raise
                 wait = None if until is None else max(until - driver.now(), 0.0)
                 request = _AcquirePermits(self, permits)
                 continue
