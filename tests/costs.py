@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
 from celery import Celery
 from django.http import HttpRequest, HttpResponse
@@ -32,28 +29,12 @@ from django_rlock.celery import LockedTask
 from django_rlock.locks import forced
 from django_rlock.locks.statistics import STATISTICS
 from tests.background import settle
-from tests.counting import bytecodes, frames
+from tests.counting import Call, bytecodes, frames, new_name, numbers, pair
 from tests.eventually import PATIENCE
-
-numbers = itertools.count(100_000)
-Call = Callable[[], Any]
-
-
-def pair(lock: Any) -> Call:
-    def call() -> None:
-        lock.acquire()
-        lock.release()
-
-    return call
 
 
 def same_name() -> None:
     with rlock("stock:42"):
-        pass
-
-
-def new_name() -> None:
-    with rlock(f"stock:{next(numbers)}"):
         pass
 
 

@@ -6,17 +6,35 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from inspect import iscoroutinefunction
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Self
 
 import django_rlock
+from django_rlock import rlock
 from tests.background import settle
 from tests.faults.opcode_watch import watch_opcodes
 
 PACKAGE = f"{Path(django_rlock.__file__).parent}"
 WARM = 5
 """How often a call is run before it is counted: objects that are made once exist then."""
+Call = Callable[[], Any]
+
+numbers = count(100_000)
+
+
+def pair(lock: Any) -> Call:
+    def call() -> None:
+        lock.acquire()
+        lock.release()
+
+    return call
+
+
+def new_name() -> None:
+    with rlock(f"stock:{next(numbers)}"):
+        pass
 
 
 class Bytecodes:

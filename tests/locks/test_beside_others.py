@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,16 +28,13 @@ from django_rlock.locks.kinds import PLAIN, forced_channel
 from django_rlock.locks.mutex import NAMED_CALLS
 from django_rlock.locks.records import Hold, Wait, Work, context, key_of
 from django_rlock.middleware import LockMiddleware
-from tests.counting import bytecodes
+from tests.counting import Call, bytecodes, new_name, pair
 from tests.eventually import PATIENCE
 
 FEW, MANY = 10, 3_000
 MORE = 1_000
 """How many bytecodes more are allowed beside many: a call may look at a dozen others that share a part of a table. A
 pass over all of them takes ten times as many."""
-Call = Callable[[], object]
-
-numbers = itertools.count(100_000)
 
 
 class Waiter:
@@ -87,19 +83,6 @@ def young(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the calls --------------------------------------------------------------------------------------------------------
-
-
-def pair(lock: Any) -> Call:
-    def call() -> None:
-        lock.acquire()
-        lock.release()
-
-    return call
-
-
-def new_name() -> None:
-    with rlock(f"stock:{next(numbers)}"):
-        pass
 
 
 async def in_asyncio() -> None:
