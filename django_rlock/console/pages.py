@@ -21,7 +21,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.cache import get_conditional_response
 from django.utils.crypto import constant_time_compare
 from django.utils.http import quote_etag, url_has_allowed_host_and_scheme
-from django.utils.translation import get_language, get_language_bidi, ngettext
+from django.utils.translation import get_language, get_language_bidi, ngettext_lazy
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 
@@ -45,6 +45,26 @@ REFRESH = "X-Rlock-Refresh"
 """The header of a request with which an open page refreshes itself. A request without it, such as the one after a
 forced release, reads everything."""
 ERRORS = LockUnavailableError, ImproperlyConfigured, ValueError
+_OUTCOMES = {
+    "freed": (messages.SUCCESS, ngettext_lazy("%(count)d lock was freed.", "%(count)d locks were freed.", "count")),
+    "gone": (
+        messages.WARNING,
+        ngettext_lazy(
+            "%(count)d lock was not freed: the holder shown no longer holds it.",
+            "%(count)d locks were not freed: the holders shown no longer hold them.",
+            "count",
+        ),
+    ),
+    "failed": (
+        messages.ERROR,
+        ngettext_lazy(
+            "%(count)d lock could not be freed: Redis did not respond.",
+            "%(count)d locks could not be freed: Redis did not respond.",
+            "count",
+        ),
+    ),
+}
+"""What tells of each outcome of a forced release, and at which level."""
 """The errors of reading locks; ValueError is for an invalid name."""
 
 
@@ -292,23 +312,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         with suppress(LockUnavailableError):  # then the log names only the owners
             targets = _with_locks(targets)
         outcomes = Counter(self._release_one(request, target, reason) for target in targets)
-        if count := outcomes["freed"]:
-            text = ngettext("%(count)d lock was freed.", "%(count)d locks were freed.", count)
-            messages.success(request, text % {"count": count})
-        if count := outcomes["gone"]:
-            text = ngettext(
-                "%(count)d lock was not freed: the holder shown no longer holds it.",
-                "%(count)d locks were not freed: the holders shown no longer hold them.",
-                count,
-            )
-            messages.warning(request, text % {"count": count})
-        if count := outcomes["failed"]:
-            text = ngettext(
-                "%(count)d lock could not be freed: Redis did not respond.",
-                "%(count)d locks could not be freed: Redis did not respond.",
-                count,
-            )
-            messages.error(request, text % {"count": count})
+        for outcome, (level, text) in _OUTCOMES.items():
+            if count := outcomes[outcome]:
+                messages.add_message(request, level, text % {"count": count})
 
     def _release_one(self, request: HttpRequest, target: Target, reason: str) -> str:
         try:

@@ -24,7 +24,7 @@ from django_rlock.console.tags import duration, precise, rate
 PACKAGE = Path(__file__).parents[2] / "django_rlock"
 CATALOGUES = sorted(PACKAGE.glob("locale/*/LC_MESSAGES/django.po"))
 LANGUAGES = "ar", "de", "es", "fr", "ja", "ko", "pt_BR", "ru", "zh_Hans"
-FUNCTIONS = {"_", "gettext", "gettext_lazy", "ngettext"}
+FUNCTIONS = {"_", "gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
 PLACEHOLDER = re.compile(r"%\(\w+\)[sd]|\{\w+\}|</?\w+>")
 
 SAME = {
