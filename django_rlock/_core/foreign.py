@@ -11,6 +11,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import re
+import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -20,6 +22,7 @@ from typing import Any
 
 import redis.cluster
 from redis._parsers import BaseParser
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 # --- Python -----------------------------------------------------------------------------------------------------------
@@ -240,16 +243,26 @@ def message_options(task: Any) -> dict[str, Any]:
 
 # --- redis-py ---------------------------------------------------------------------------------------------------------
 
-server_error: Callable[[str], RedisError] = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error
-"""Returns the exception for the text of an error reply; ClusterParser is the first to know all until redis-py 6."""
+_parse_error: Callable[[str], RedisError] = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error
+"""ClusterParser is the first to know all errors until redis-py 6."""
+_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
+"""The form in which Redis 6.2 reports an error inside a script."""
 TLS_STEP = "_wrap_socket_with_ssl"
 """The method of a connection that does the TLS handshake."""
 
 
-def take_socket(connection: Any) -> Any:
-    """Take the socket from a connection that is open and logged in; None if it is not."""
-    sock, connection._sock = connection._sock, None  # noqa: SLF001
-    if sock is not None:
-        # The connection's parser would read on from the socket, or close it when it is collected.
-        connection._parser.on_disconnect()  # noqa: SLF001
+def server_error(text: str) -> RedisError:
+    """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
+    wrapped = _WRAPPED.fullmatch(text)
+    return _parse_error(text if wrapped is None else wrapped[1].strip())
+
+
+def take_socket(connection: Any) -> socket.socket:
+    """Take the socket from a connection that redis-py has opened and logged in; the connection no longer has it."""
+    sock: socket.socket | None = connection._sock  # noqa: SLF001
+    if sock is None:
+        raise RedisConnectionError("The connection was not set up completely.")
+    connection._sock = None  # noqa: SLF001
+    # The connection's parser would read on from the socket, or close it when it is collected.
+    connection._parser.on_disconnect()  # noqa: SLF001
     return sock

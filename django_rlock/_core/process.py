@@ -287,5 +287,5 @@ with suppress(ImportError):  # of AWS Lambda's SnapStart
     register_after_restore(note_restored)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
 atexit.register(end)
-if getattr(_loaded("multiprocessing.process"), "_parent_process", None) is not None:  # a child has imported this
+if (multiprocessing := _loaded("multiprocessing.process")) and multiprocessing.parent_process():  # this is a child
     _in_child()

@@ -1,10 +1,9 @@
-"""What the package knows of redis-py and its caches: URLs, options, and all private names that it uses."""
+"""What the package knows of redis-py and its caches: URLs, options, and how it makes connections."""
 
 from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -215,28 +214,12 @@ def limits(options: Mapping[str, Any], longest: float) -> dict[str, float]:
     return {name: min(options.get(name) or UNSET_TIMEOUT, longest) for name in names}
 
 
-# --- private names ----------------------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------------------------
 
-# All private names of redis-py, django-redis and Django's Redis backend that the package uses.
+# How redis-py's classes make connections, and what is noted or changed meanwhile.
 
-_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
-"""The form in which Redis 6.2 reports an error inside a script."""
 _command = signature(redis.ConnectionPool.get_connection).parameters.get("command_name")
 _WANTS_COMMAND = _command is not None and _command.default is Parameter.empty
-
-
-def server_error(text: str) -> RedisError:
-    """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
-    wrapped = _WRAPPED.fullmatch(text)
-    return foreign.server_error(text if wrapped is None else wrapped[1].strip())
-
-
-def take_socket(connection: Any) -> socket.socket:
-    """Take the socket from a connection that redis-py has opened and logged in; the connection no longer has it."""
-    sock: socket.socket | None = foreign.take_socket(connection)
-    if sock is None:
-        raise RedisConnectionError("The connection was not set up completely.")
-    return sock
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import connection_end_in, ends_connection
+from django_rlock._core.foreign import server_error
 from django_rlock._core.process import Owned
-from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import LoopEvent, Sleep, sleep
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.calls import REPLY_GRACE, ScriptCall, next_nonce, pack

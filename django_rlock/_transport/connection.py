@@ -18,8 +18,8 @@ from redis.exceptions import InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.foreign import server_error
 from django_rlock._core.interruptions import disarm, guard
-from django_rlock._core.redis_py import server_error
 from django_rlock._core.threads import Alive
 from django_rlock._redis.scripts import OK, Script
 

@@ -21,6 +21,7 @@ from redis.sentinel import MasterNotFoundError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import connection_end_in, ends_connection, is_demotion
+from django_rlock._core.foreign import take_socket
 from django_rlock._core.redis_py import (
     NOT_FOR_CONNECTIONS,
     UNSET_TIMEOUT,
@@ -30,7 +31,6 @@ from django_rlock._core.redis_py import (
     naming_files,
     noting_replies,
     prepared,
-    take_socket,
     without,
 )
 from django_rlock._core.text import hide_secrets, shown

@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from django_rlock._core.foreign import is_test, own_client, primary_url
+from django_rlock._core.foreign import is_test, own_client, primary_url, server_error
 from django_rlock._core.process import Owned, owned_table, remembered
 from django_rlock._core.redis_py import (
     OF_ONE_POOL,
@@ -35,7 +35,6 @@ from django_rlock._core.redis_py import (
     database_named,
     limits,
     refuse_unusable,
-    server_error,
     without,
 )
 from django_rlock._core.text import redacted

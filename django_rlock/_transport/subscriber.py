@@ -20,7 +20,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
-from django_rlock._core.redis_py import server_error, slot_of
+from django_rlock._core.foreign import server_error
+from django_rlock._core.redis_py import slot_of
 from django_rlock._redis.keys import is_redissons, marked, plain_mark
 from django_rlock._transport.calls import backoff, pack_command
 from django_rlock._transport.cluster import Address, SlotMap

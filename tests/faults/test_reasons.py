@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock import FairLock, LockUnavailableError, PermitExpirableSemaphore, RLock, Semaphore, rlock
 from django_rlock._core.errors import clearer
-from django_rlock._core.redis_py import server_error
+from django_rlock._core.foreign import server_error
 from django_rlock._core.text import reason_of
 from django_rlock._transport import async_pool, calls, pool
 from django_rlock.exceptions import QuorumNotReachedError

@@ -496,7 +496,8 @@ def test_take_socket() -> None:
     connection.connect()
     sock = foreign.take_socket(connection)
     assert sock.fileno() >= 0
-    assert foreign.take_socket(connection) is None
+    with pytest.raises(redis.ConnectionError, match="not set up"):
+        foreign.take_socket(connection)
     del connection
     gc.collect()
     assert sock.fileno() >= 0

@@ -5,7 +5,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from django_rlock._core.errors import ends_connection, is_demotion, is_final, meaning_of
-from django_rlock._core.redis_py import server_error
+from django_rlock._core.foreign import server_error
 from django_rlock._transport.calls import unavailable
 
 IN_62 = "ERR Error running script (call to f_caeeee01384f6b04384c56d69c27aa65287fb306): @user_script:1: "

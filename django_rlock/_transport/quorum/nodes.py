@@ -19,8 +19,8 @@ from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_demotion, is_down
+from django_rlock._core.foreign import server_error
 from django_rlock._core.process import owned_table
-from django_rlock._core.redis_py import server_error
 from django_rlock._core.text import reason_of, redacted
 from django_rlock._transport.calls import REMEMBERED, next_nonce, pack, pack_command
 from django_rlock._transport.connection import Connection, ErrorReply

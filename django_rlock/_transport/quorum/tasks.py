@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_reply_that_ends_connection
-from django_rlock._core.redis_py import server_error
+from django_rlock._core.foreign import server_error
 from django_rlock._core.threads import Sleep
 from django_rlock._redis.scripts import Script
 from django_rlock._transport.async_connection import TaskConnection

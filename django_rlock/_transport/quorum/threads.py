@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import is_reply_that_ends_connection
-from django_rlock._core.redis_py import server_error
+from django_rlock._core.foreign import server_error
 from django_rlock._transport.calls import next_nonce, pack
 from django_rlock._transport.connection import INCOMPLETE, Connection, ErrorReply, check_reply, stray
 from django_rlock._transport.pool import KEEP_IDLE, Server
