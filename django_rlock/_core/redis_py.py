@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import Parameter, signature
+from traceback import walk_tb
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -241,11 +244,25 @@ def _noted_steps(connection: Any, note: Callable[[], object]) -> dict[str, Calla
         foreign.TLS_STEP: (note, note),
         "read_response": (_ignore, note),
     }
-    return {
-        name: _noted(getattr(connection, name), before, after)
-        for name, (before, after) in calls.items()
-        if hasattr(connection, name)
-    }
+    steps = {name: getattr(connection, name) for name in calls if hasattr(connection, name)}
+    if foreign.TLS_STEP in steps:
+        steps[foreign.TLS_STEP] = partial(_encrypted, steps[foreign.TLS_STEP])
+    return {name: _noted(step, *calls[name]) for name, step in steps.items()}
+
+
+def _encrypted(step: Callable[[socket.socket], socket.socket], sock: socket.socket) -> socket.socket:
+    """Do the TLS handshake, and leave no socket open if that fails."""
+    try:
+        return step(sock)
+    except BaseException as error:
+        # The socket that ssl has made took the file from this one, which is all that redis-py closes. ssl before Python
+        # 3.13 does not close its own if the server has left before the handshake; nor does redis-py if OCSP fails.
+        for frame, _ in walk_tb(error.__traceback__):
+            for value in foreign.locals_of(frame).values():
+                if isinstance(value, ssl.SSLSocket):
+                    value.close()
+        sock.close()
+        raise
 
 
 def _remove(table: dict[str, Any], names: Iterable[str]) -> None:
@@ -269,6 +286,14 @@ def _ignore() -> None: ...
 def connection_of(pool: Any) -> Any:
     """A connection of a pool; redis-py 5.2 wants to hear a command, which it does not use."""
     return pool.get_connection("") if _WANTS_COMMAND else pool.get_connection()
+
+
+class ClosingPool(redis.ConnectionPool):
+    """Closes each connection after its use, for clients that ask a question now and then, and that nobody closes."""
+
+    def release(self, connection: Any) -> None:
+        connection.disconnect()
+        super().release(connection)
 
 
 def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:

@@ -328,9 +328,9 @@ class ClusterClient:
         return self._clusters.setdefault(os.getpid(), made)
 
     def _connect(self) -> Any:
-        factory = self._factory
+        factory, start = self._factory, list(itertools.starmap(ClusterNode, self.start))
         options = {
-            "startup_nodes": list(itertools.starmap(ClusterNode, self.start)),
+            "startup_nodes": start,
             # redis-py does not say which node announced an address.
             "address_remap": lambda named: self.reached(named[0], named[1], self.start[0]),
             # redis-py then reloads the map at each MOVED, and remaps it; otherwise it would follow MOVED unmapped.
@@ -339,7 +339,11 @@ class ClusterClient:
             **factory.pool_cls_kwargs,
             **factory.redis_client_cls_kwargs,
         }
-        return MappedCluster(**options)
+        try:
+            return MappedCluster(**options)
+        finally:  # it closes no connection to a node that refuses, or that announces another address
+            for client in filter(None, [node.redis_connection for node in start]):
+                client.connection_pool.disconnect()
 
 
 class ClusterFactory:

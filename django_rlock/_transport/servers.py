@@ -9,14 +9,13 @@ out of connections affects them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn, cast
-from weakref import WeakSet
 
 import redis
 import redis.sentinel
@@ -32,6 +31,7 @@ from django_rlock._core.process import Owned, owned_table, remembered
 from django_rlock._core.redis_py import (
     OF_ONE_POOL,
     UNSET_TIMEOUT,
+    ClosingPool,
     database_named,
     limits,
     refuse_unusable,
@@ -93,14 +93,12 @@ class NoPlaceError(ImproperlyConfigured):
     """The project has not configured a server for its locks."""
 
 
-def _disconnect(clients: Collection[redis.Redis]) -> None:
-    for each in snapshot(clients):
+def _disconnect(clients: dict[str, redis.Redis]) -> None:
+    for each in snapshot(clients.values()):
         each.connection_pool.disconnect()
 
 
-_clients: Owned[dict[str, redis.Redis]] = Owned("connections", dict, stop=lambda clients: _disconnect(clients.values()))
-_sentinels: Owned[WeakSet[redis.Redis]] = Owned("connections", WeakSet, stop=_disconnect)
-"""Sentinels that were asked for a primary: redis-py keeps their connections open."""
+_clients: Owned[dict[str, redis.Redis]] = Owned("connections", dict, stop=_disconnect)
 
 
 def get_client(using: str = DEFAULT_ALIAS) -> redis.Redis:
@@ -371,21 +369,22 @@ def _djangos_pool(using: str, client: Any) -> Any:
     return pools[0]
 
 
-def _like(pool: Any) -> redis.ConnectionPool:
+def _like(pool: Any, pool_class: type[redis.ConnectionPool] = redis.ConnectionPool) -> redis.ConnectionPool:
     """A pool of our own that connects like another one, which the cache's threads may share."""
     if type(pool).__module__.startswith("redis."):
-        return redis.ConnectionPool(pool.connection_class, **without(OF_ONE_POOL, pool.connection_kwargs))
+        return pool_class(pool.connection_class, **without(OF_ONE_POOL, pool.connection_kwargs))
     own: redis.ConnectionPool = copy(pool)  # with the same options, which the project's class may renew
     own.reset()
     return own
 
 
 def _hurry(manager: Any) -> None:
-    """Make redis-py ask the next sentinel soon: it tries an unreachable one ten times, for minutes."""
+    """Make redis-py ask the next sentinel soon, since it tries an unreachable one ten times, for minutes; and close its
+    connections to them, which it keeps open otherwise."""
     for sentinel in manager.sentinels:
+        sentinel.connection_pool = _like(sentinel.connection_pool, ClosingPool)
         options = sentinel.connection_pool.connection_kwargs
         refuse_unusable(options, "a sentinel's")
-        _sentinels.value.add(sentinel)
         sentinel.set_retry(Retry(NoBackoff(), 0))
         for name in ("socket_timeout", "socket_connect_timeout"):
             options[name] = min(options.get(name) or UNSET_TIMEOUT, SENTINEL_WITHIN)
