@@ -4,10 +4,12 @@ import pytest
 
 from django_rlock import LockLostError, LockTimeoutError, RLock
 from django_rlock._transport import subscriber
+from django_rlock.console import inspection
+from django_rlock.locks import acquire
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import renew_now, until_heard, until_renewed
 from tests.bindings import elsewhere, visit_alone
-from tests.eventually import PATIENCE
+from tests.eventually import PATIENCE, UNTIL_SERVED
 
 pytestmark = pytest.mark.lengthy
 
@@ -26,7 +28,9 @@ async def test_taken_re_entered_and_given_back(binding, kind, topology):
     assert not topology.redis.exists(KEY)
 
 
-async def test_taken_by_another(binding, kind, topology):
+async def test_taken_by_another(binding, kind, topology, monkeypatch):
+    monkeypatch.setattr(acquire, "HOLDER_WITHIN", UNTIL_SERVED)
+    monkeypatch.setattr(inspection, "READ_WITHIN", UNTIL_SERVED)
     topology.redis.hset(KEY, "another", 1)
     assert not await binding.acquire(kind("stock:42"), blocking=False)
     with pytest.raises(LockTimeoutError) as caught:
