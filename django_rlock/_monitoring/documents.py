@@ -163,7 +163,7 @@ MAX_KEPT_FIELDS = 12_000
 """The number of reports' fields that a process keeps between readings, about 1.5 kB each."""
 _NO_LOCKS = {"latch", "permit", "semaphore"}
 """Kinds that are not held as locks are."""
-_HOLD_FIELD, _WAIT_FIELD, _HOT_FIELD = b"hold ", b"wait ", b"hot "
+_HOLD_FIELD, _GIVEN_FIELD, _WAIT_FIELD, _HOT_FIELD = b"hold ", b"given ", b"wait ", b"hot "
 
 Fields = Mapping[bytes, bytes]
 """A report as the server has it."""
@@ -220,7 +220,8 @@ class HotEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one process. ``heartbeat`` is the time of its last heartbeat, by the server's clock in seconds."""
+    """The report of one process. ``heartbeat`` is the time of its last heartbeat, by the server's clock in seconds.
+    ``given`` are holds that it has handed over."""
 
     client: str
     heartbeat: float
@@ -230,6 +231,7 @@ class Report:
     version: str = ""
     started: float | None = None
     holds: list[Entry] = field(default_factory=list)
+    given: list[Entry] = field(default_factory=list)
     waits: list[Entry] = field(default_factory=list)
     hot: list[HotEntry] = field(default_factory=list)
 
@@ -277,6 +279,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
         version=short_text(about.get(b"version")),
         started=number_of(about.get(b"start")),
         holds=[entry for name, entry in entries.items() if entry and name.startswith(_HOLD_FIELD)],
+        given=[entry for name, entry in entries.items() if entry and name.startswith(_GIVEN_FIELD)],
         waits=[entry for name, entry in entries.items() if entry and name.startswith(_WAIT_FIELD)],
         hot=[hot for name, text in about.items() if name.startswith(_HOT_FIELD) and (hot := _hot_entry(text, client))],
     )
@@ -287,7 +290,7 @@ def parse_report(client: str, heartbeat: float, fields: Fields, server: str = ""
 def _read_entries(server: str, client: str, fields: Fields) -> Mapping[bytes, Entry | None]:
     """The holds and waits of a report; only fields that have changed since the last reading are parsed."""
     before = _known.value.get((server, client), _Parsed({}, {}))
-    names = [name for name in fields if name.startswith((_HOLD_FIELD, _WAIT_FIELD))]
+    names = [name for name in fields if name.startswith((_HOLD_FIELD, _GIVEN_FIELD, _WAIT_FIELD))]
     # Comparing bytes is much faster than parsing JSON.
     changed = [name for name in names if fields[name] != before.fields.get(name)]
     parsed = {name: _entry(plain_text(fields[name]), client) for name in changed}

@@ -23,6 +23,7 @@ from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import LONGEST, monotonic
 from django_rlock._core.process import Owned, on_exit
+from django_rlock._core.threads import snapshot
 from django_rlock._monitoring.documents import HEARTBEAT, describe_process, described_context
 from django_rlock._monitoring.recorder import HotLock, Recents, Recorder, server_clock
 from django_rlock._redis.keys import PROCESSES, report_key, stack_channel, stack_key
@@ -32,7 +33,7 @@ from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import Command, commands_to, listener
 from django_rlock._transport.servers import SERVER_ERRORS
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
-from django_rlock.locks.records import Hold, Wait
+from django_rlock.locks.records import Hold, Key, Wait
 from django_rlock.settings import get_settings, server_aliases
 
 Item = Hold | Wait
@@ -43,6 +44,8 @@ MIN_AGE = 0.5
 """Holds and waits that end sooner than this are never written, in seconds."""
 MAX_ENTRIES = 1000
 """The largest number of holds and waits in a report; the oldest are reported."""
+MAX_HANDED_OVER = 100
+"""The number of holds that a process remembers after it has handed them over: the last ones."""
 _WRITE_PAUSE = 1.0
 _RETRY_PAUSE = 10.0
 _SHORTEST_TTL = 60.0
@@ -134,19 +137,19 @@ class Publisher:
 
     def _choose(self, now: float) -> float:
         """Choose the entries; returns when the next item is old enough."""
-        for item in [item for item in self._shown if not _is_live(item)]:
+        for item in [item for item in self._shown if not _is_live(item, now)]:
             del self._shown[item]
         while self._young and self._young[0].since <= now - MIN_AGE:
             item = self._young.popleft()
-            if _is_live(item) and item not in self._shown:
+            if _is_live(item, now) and item not in self._shown:
                 self._rest.append(item)
         while self._rest and len(self._shown) < MAX_ENTRIES:
             item = self._rest.popleft()
-            if _is_live(item):
+            if _is_live(item, now):
                 self._shown[item] = _Text()
         # Ended items are removed when their number may have doubled, so each round looks at few of them.
         if len(self._rest) > self._compact_at:
-            self._rest = deque(item for item in self._rest if _is_live(item))
+            self._rest = deque(item for item in self._rest if _is_live(item, now))
             self._compact_at = max(2 * len(self._rest), MAX_ENTRIES)
         return self._young[0].since + MIN_AGE if self._young else math.inf
 
@@ -214,7 +217,9 @@ class _Text:
         self._pair = ("", "")
 
     def of(self, item: Item, clock: float) -> tuple[str, str]:
-        parts = item.owner_id, clock, *((item.count, item.lease, item.renewed) if isinstance(item, Hold) else ())
+        parts: tuple[Any, ...] = item.owner_id, clock
+        if isinstance(item, Hold):
+            parts += item.count, item.lease, item.renewed, item.handed_over
         if parts != self._made_of:
             self._made_of, self._pair = parts, _entry(item, clock)
         return self._pair
@@ -391,6 +396,8 @@ class Reporter:
             self._leaving.set()
 
 
+_handed_over: Owned[dict[Key, Hold]] = Owned("reports", dict)
+"""Holds that this process has left to others. Nobody tells it of their ends, so they count until their leases end."""
 _reporter: Owned[Reporter] = Owned("reports", Reporter, stop=Reporter.stop, has_identity=True)
 
 
@@ -399,12 +406,17 @@ def local_report(clock: float) -> dict[str, str]:
 
     ``clock`` is the server's time minus the monotonic time, in seconds.
     """
-    items: list[Item] = [*HOLDS.snapshot(), *WAITS.snapshot()]
+    given = [hold for hold in snapshot(_handed_over.value.values()) if _is_live(hold, monotonic())]
+    items: list[Item] = [*given, *HOLDS.snapshot(), *WAITS.snapshot()]
     return describe_process(clock) | dict(_entry(item, clock) for item in items if _homes(item.lock.using))
 
 
-def _is_live(item: Item) -> bool:
-    return (item in HOLDS and item.lost is None) if isinstance(item, Hold) else not item.over
+def _is_live(item: Item, now: float) -> bool:
+    if isinstance(item, Wait):
+        return not item.over
+    if item.handed_over:
+        return now < item.deadline and _handed_over.value.get(item.key) is item
+    return item in HOLDS and item.lost is None
 
 
 def _flat(mapping: dict[str, str]) -> list[str]:
@@ -420,7 +432,7 @@ def _homes(using: str) -> dict[str, str]:
 
 def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
     """The report's field for a hold or wait, and its JSON."""
-    what = "hold" if isinstance(item, Hold) else "wait"
+    what = "wait" if isinstance(item, Wait) else "given" if item.handed_over else "hold"
     owner = item.hash_field
     document: dict[str, Any] = {
         "key": item.lock.key,
@@ -428,7 +440,7 @@ def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
         "owner": owner,
         "by": item.key[-1],
         "since": round(item.since + clock, 3),
-        "place": item.caller_name,
+        "place": "handed over" if what == "given" else item.caller_name,
         "context": described_context(item.lock.using, item.context),
     }
     if isinstance(item, Hold):
@@ -437,7 +449,17 @@ def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
 
 
 def _notify(item: Item) -> None:
+    if isinstance(item, Hold) and item.handed_over:
+        _remember(item)
     _reporter.value.notify(item)
+
+
+def _remember(hold: Hold) -> None:
+    given = _handed_over.value
+    given.pop(hold.key, None)
+    given[hold.key] = hold  # as the last one
+    for oldest in snapshot(given)[:-MAX_HANDED_OVER]:
+        given.pop(oldest, None)
 
 
 def _counted(is_event: bool) -> None:

@@ -231,6 +231,9 @@ class Builder:
         self._silent = {report.client for report in self.reports.values() if now - report.heartbeat > SILENT_AFTER}
         self._holds = ByLock([entry for report in self.reports.values() for entry in report.holds])
         self._waits = ByLock([entry for report in self.reports.values() for entry in report.waits])
+        # A silent process has left these to others, so they must not look like the locks of a dead holder.
+        given = [each for report in self.reports.values() if report.client not in self._silent for each in report.given]
+        self._given = {(each.key, each.owner): each for each in sorted(given, key=lambda each: each.since or 0.0)}
         self._hot: dict[str, list[tuple[HotEntry, Report]]] = defaultdict(list)
         for report in reports:  # all reports: the own_report() of this process does not contain hot locks
             for hot in report.hot if report.client not in self._silent else ():
@@ -238,7 +241,7 @@ class Builder:
 
     def keys(self) -> set[str]:
         """The keys of this alias that a report names."""
-        named = self._holds.keys | self._waits.keys | self._hot.keys()
+        named = self._holds.keys | self._waits.keys | self._hot.keys() | {key for key, _ in self._given}
         return {key for key in named if key.startswith(self.prefix)}
 
     def reported(self) -> list[Reported]:
@@ -300,6 +303,9 @@ class Builder:
 
     def _info(self, key: str, state: State) -> LockInfo:
         holds, waits = self._holds.by_owner(key), self._waits.by_owner(key)
+        if self._given:
+            given = {owner: self._given[key, owner] for owner in state.holds if (key, owner) in self._given}
+            holds = given | {**holds}  # a process that has entered since holds it
         holders = tuple([self._holder(owner, count, holds.get(owner)) for owner, count in state.holds.items()])
         # Kind and lease are those of the first holder that a report names.
         first = next((holds[owner] for owner in state.holds if owner in holds), None)

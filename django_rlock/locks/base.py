@@ -467,7 +467,8 @@ class BaseLock(HeldLock):
 
         The hold lasts until its lease ends; call ``extend()`` before to give the others more time. A process that
         acquires the lock under the name re-enters at once and renews the lease from then on; its last release frees the
-        lock. Sends no command, so async code may use it too.
+        lock. Until then ``info()`` still tells for which request this process took it, and when, while this process
+        lives. Sends no command, so async code may use it too.
 
         Raises LockNotOwnedError when this process does not hold the lock; LockLostError when the hold was lost;
         RuntimeError without ``owner=``, and inside a ``with`` block of the lock, whose end would release it.

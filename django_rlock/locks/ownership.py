@@ -15,7 +15,7 @@ from django_rlock._transport.calls import REMEMBERED, Driver, ScriptCall
 from django_rlock._transport.identity import NamedOwner, Owner, current_owner, may_block_loops, thread_owner
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockNotOwnedError
-from django_rlock.locks.holds import HOLDS, not_owned, owner_id_of
+from django_rlock.locks.holds import HOLDS, NEWCOMERS, not_owned, owner_id_of
 from django_rlock.locks.kinds import EXTEND, RENEW, SETTLE, AbstractLock, Named, SomeLock, holders_call
 from django_rlock.locks.mutex import serialized
 from django_rlock.locks.options import MILLISECOND, RELEASE_PATIENCE, Duration, duration
@@ -241,11 +241,13 @@ def _drop(hold: Hold, former: Owner, owner: NamedOwner, keys: tuple[Key, Key]) -
 
 
 def hand_over(lock: AbstractLock, owner: Owner) -> None:
-    """Forget a named owner's hold, which other processes that use the name still have."""
+    """Forget a named owner's hold, which other processes that use the name still have. Reports still name it."""
     holds = [HOLDS.owned(part, owner) for part in lock.parts]
     if any(hold.scoped > 0 for hold in holds):
         raise RuntimeError(f"The 'with' block of lock {lock.name!r} would release it; use acquire() to hand it over.")
     for hold in holds:
+        hold.handed_over = True
+        NEWCOMERS.notify(hold)
         HOLDS.remove(hold)
 
 

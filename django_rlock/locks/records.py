@@ -120,13 +120,14 @@ class Hold:
     force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a
     hold that lasts too long. ``variables`` are the context variables of the code that acquired it, for the reports of
     the background thread. ``kept_until`` is until when the lock stays taken after its release; 0 if it becomes free.
-    ``job`` is the job that took it, in a thread to which a library gives one after another. ``ended`` is set once it is
-    counted.
+    ``job`` is the job that took it, in a thread to which a library gives one after another. ``handed_over`` is set once
+    it is left to other processes. ``ended`` is set once it is counted.
     """
 
     # Most holds are released as they were taken. So they have these in common, and few attributes are set for each.
     count = 1
     ending = False
+    handed_over = False
     job: LoopCall | None = None
     kept_until = 0.0
     late_lease = 0.0

@@ -32,6 +32,9 @@ def wait(name, doing, options):
 def release(name, doing, options):
     locks[name].release()
 
+def hand_over(name, doing, options):
+    locks[name].hand_over()
+
 print("ready", flush=True)
 for line in sys.stdin:
     do, *args = json.loads(line)
@@ -39,7 +42,7 @@ for line in sys.stdin:
         print("done", flush=True)
         acquire(*args)
     else:
-        {"acquire": acquire, "wait": wait, "release": release}[do](*args)
+        {"acquire": acquire, "wait": wait, "release": release, "hand_over": hand_over}[do](*args)
         print("done", flush=True)
 """
 
@@ -80,6 +83,9 @@ class Process:
 
     def release(self, name: str) -> None:
         self._tell("release", name, None, {})
+
+    def hand_over(self, name: str) -> None:
+        self._tell("hand_over", name, None, {})
 
     def exit(self) -> None:
         """A clean end of the interpreter."""

@@ -4,6 +4,7 @@ import re
 from html import unescape
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -41,6 +42,20 @@ def test_who_holds_the_lock_since_when_and_for_whom(log_in: LogIn) -> None:
     for expected in ("POST /items/&lt;pk&gt;/", "pid ", f'href="{detail("stock:42")}"', ">bob</bdi>"):
         assert expected in page
     assert re.search(r"\d\d:\d\d:\d\d \w+</span>", page)  # since when
+
+
+def test_who_edits_since_when(log_in: LogIn) -> None:
+    """An editor's lock is held from request to request, and by none of them."""
+    bob = User.objects.create(username="bob")
+    user = user_of(log_in("view_lock view_user"))
+    with WorkingOn({"route": "GET /edit/<pk>/", "user": str(bob.pk)}):
+        lock = rlock("stock:42", owner=str(uuid4()), lease_time=120)
+        lock.acquire()
+        lock.hand_over()
+    page = panel(user)
+    assert "GET /edit/&lt;pk&gt;/" in page
+    assert ">bob</bdi>" in page
+    assert re.search(r"\d\d:\d\d:\d\d \w+</span>", page)
 
 
 def test_the_button_leads_to_the_confirmation_and_back(operator: Client, redis_client: redis.Redis) -> None:
