@@ -68,14 +68,9 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 def test_the_program_runs_under_the_lock_which_is_free_afterwards(start: Start) -> None:
     process = start("job", *python(f"{READY}; input()"))
-    assert rlock("job").locked()
+    assert eventually(lambda: held("job").holder.doing) == "command rlock_run"
     assert ended(process)[0] == 1  # EOFError: it reads what we are given
     assert not rlock("job").locked()
-
-
-def test_others_see_which_command_holds_it(start: Start) -> None:
-    start("job", *python(WAIT))
-    assert eventually(lambda: held("job").holder.doing) == "command rlock_run"
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,13 @@ def test_renders(source, key):
     assert render(source, id=7, name="x", none=None) == key
 
 
+NO_PLACEHOLDERS = [
+    *("<>", "<?>", "<int:>", "<:id>", "<a:b:c>", "<id??>", "<id?.pk>", "<1>", "<a-b>", "< id>", "<id >", "<int: id>"),
+    *("<order.>", "<.pk>", "<order..pk>", "<order.->", "<order.save()>", "<order[0]>", "<order!r>", "<a\n>"),
+]
+PRIVATE = ["<_id>", "<order._meta>", "<order.__class__>", "<order.__class__.__init__.__globals__>", "<GET._x>"]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -118,31 +125,8 @@ def test_renders(source, key):
         ("stock:<id", "'<id' is not closed; write '<<'"),
         ("stock:<id:<pk>", "'<id:' is not closed"),
         ("<<<", "'<' is not closed"),
-        ("<>", "'<>' is not a placeholder"),
-        ("<?>", "'<?>' is not a placeholder"),
-        ("<int:>", "is not a placeholder"),
-        ("<:id>", "is not a placeholder"),
-        ("<a:b:c>", "is not a placeholder"),
-        ("< id>", "is not a placeholder"),
-        ("<id >", "is not a placeholder"),
-        ("<int: id>", "is not a placeholder"),
-        ("<id??>", "is not a placeholder"),
-        ("<id?.pk>", "is not a placeholder"),
-        ("<1>", "is not a placeholder"),
-        ("<a-b>", "is not a placeholder"),
-        ("<order.>", "is not a placeholder"),
-        ("<.pk>", "is not a placeholder"),
-        ("<order..pk>", "is not a placeholder"),
-        ("<order.->", "is not a placeholder"),
-        ("<order.save()>", "is not a placeholder"),
-        ("<order[0]>", "is not a placeholder"),
-        ("<order!r>", "is not a placeholder"),
-        ("<a\n>", "is not a placeholder"),
-        ("<_id>", "private name"),
-        ("<order._meta>", "private name"),
-        ("<order.__class__>", "private name"),
-        ("<order.__class__.__init__.__globals__>", "private name"),
-        ("<GET._x>", "private name"),
+        *((source, "is not a placeholder") for source in NO_PLACEHOLDERS),
+        *((source, "private name") for source in PRIVATE),
         ("stock:{id}", "no '{' in a template"),
         ("stock:}<id>", "no '}' in a template"),
         ("stock:~<id>", "no '~' in a template"),
@@ -155,13 +139,9 @@ def test_renders(source, key):
         ("<id?>", "the key would be empty"),
         ("<a><b>", "'<a><b>' is ambiguous"),
         ("s:<a><b>", "put a separator such as ':' between, as in '<a>:<b>'"),
-        ("<a>x<b>", "'<a>x<b>' is ambiguous"),
-        ("<a>%<b>", "is ambiguous"),
-        ("<a>%3A<b>", "is ambiguous"),
-        ("<a>.-_@9<b>", "is ambiguous"),
         ("<a>:<b>-<c>", "'<b>-<c>' is ambiguous"),
-        ("<int:a>x<int:b>", "is ambiguous"),
         ("<a?>.<b?>", "'<a?>.<b?>' is ambiguous"),
+        *((source, "is ambiguous") for source in ("<a>%<b>", "<a>%3A<b>", "<a>.-_@9<b>", "<int:a>x<int:b>")),
     ],
 )
 def test_refuses_to_parse(source, message):
@@ -229,23 +209,10 @@ EAST = timezone(timedelta(hours=8))
         (True, "True"),
         (False, "False"),
         ("a:b", "a%3Ab"),
-        ("~", "%7E"),
         ("%3A", "%253A"),
-        ("{x}*?[a]\\", "%7Bx%7D%2A%3F%5Ba%5D%5C"),
-        ("}{", "%7D%7B"),
-        ("a\x00b", "a%00b"),
-        ("\r\n", "%0D%0A"),
-        ("a\n", "a%0A"),
-        ("\u202e", "%E2%80%AE"),
-        ("\u200b", "%E2%80%8B"),
-        ("é", "%C3%A9"),
-        ("锁", "%E9%94%81"),
         ("😀", "%F0%9F%98%80"),
         ("\ud83d\ude00", "%ED%A0%BD%ED%B8%80"),
         ("\ud800", "%ED%A0%80"),
-        ("١", "%D9%A1"),
-        (" ", "%20"),
-        ("user@example.org", "user@example.org"),
         (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
         (Decimal("1.50"), "1.5"),
         (Decimal("1.5"), "1.5"),
@@ -901,27 +868,6 @@ def test_no_two_of_all_combinations_share_a_key(drawn):
         wanted = [normalised(value) for value in combination]
         key = template.render(dict(zip(names, combination, strict=True)))
         assert seen.setdefault(key, wanted) == wanted
-
-
-@given(st.datetimes(min_value=datetime(2, 1, 1), timezones=st.timezones()), st.timezones())  # noqa: DTZ001
-def test_one_instant_is_one_key(moment, zone):
-    assume(moment.year < 9999)
-    assert render("<v>", v=moment.astimezone(zone)) == render("<v>", v=moment)
-
-
-@given(
-    st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**20), max_value=10**20),
-    st.integers(0, 5),
-)
-def test_equal_decimals_are_one_key(number, zeros):
-    sign, digits, exponent = number.as_tuple()
-    assume(exponent > -MAX_BYTES)
-    longer = Decimal((sign, digits + (0,) * zeros, exponent - zeros))
-    assert longer == number
-    key = render("<v>", v=number)
-    assert render("<v>", v=longer) == key
-    assume("~" not in key)
-    assert Decimal(key) == number
 
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])  # many templates refuse the values at hand

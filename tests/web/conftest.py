@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
+from pytest_django import Settings
 
 from django_rlock import rlock
 from django_rlock.signals import lock_acquired, lock_released
+from tests.web.sale import told
 
 Holder = Callable[..., AbstractContextManager[Any]]
 
@@ -29,8 +31,14 @@ def atomic_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_users(settings: Settings) -> None:
+    """Django REST framework authenticates nobody."""
+    settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+
+
+@pytest.fixture
 def events(transactional_db: None) -> Iterator[list[str]]:
-    """What happens to locks, according to their signals, and to transactions, according to SQLite itself."""
+    """What happens: to locks by their signals, to transactions by SQLite itself, and in views by what they tell."""
     seen: list[str] = []
 
     def acquired(lock: Any, **_: Any) -> None:
@@ -38,6 +46,9 @@ def events(transactional_db: None) -> Iterator[list[str]]:
 
     def released(lock: Any, **_: Any) -> None:
         seen.append(f"release {lock.name}")
+
+    def hear(what: str, **_: Any) -> None:
+        seen.append(what)
 
     def traced(statement: str) -> None:
         if statement in {"BEGIN", "COMMIT", "ROLLBACK"}:
@@ -47,7 +58,9 @@ def events(transactional_db: None) -> Iterator[list[str]]:
     connection.connection.set_trace_callback(traced)
     lock_acquired.connect(acquired)
     lock_released.connect(released)
+    told.connect(hear)
     yield seen
+    told.disconnect(hear)
     lock_acquired.disconnect(acquired)
     lock_released.disconnect(released)
     connection.connection.set_trace_callback(None)

@@ -8,7 +8,6 @@ from django.contrib.auth.models import Group
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
-from pytest_django import Settings
 
 from django_rlock import distributed_lock
 from tests.operators import free_by_force
@@ -43,9 +42,8 @@ def test_a_lost_lock_undoes_the_view_and_no_more(atomic_requests: None) -> None:
 @pytest.mark.urls("tests.web.test_method_transactions")
 @pytest.mark.parametrize("method", ["patch", "post"], ids=["with a lock", "without"])
 def test_an_error_that_rest_framework_answers_undoes_the_view_and_no_more(
-    method: str, atomic_requests: None, client: Client, settings: Settings
+    method: str, atomic_requests: None, no_users: None, client: Client
 ) -> None:
-    settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
     Group.objects.create(name="before")
     assert getattr(client, method)("/stocks/7/").status_code == 400
     assert [group.name for group in Group.objects.all()] == ["before"]

@@ -1,18 +1,15 @@
 """The lock of one method of a class: around its transaction, and of no concern to those of the other methods."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
 from django.db import transaction
-from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from pytest_django import Settings
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import ValidationError
@@ -26,22 +23,11 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 from django_rlock import distributed_lock
 from django_rlock._web import calls
 from tests.operators import free_by_force
-
-LOCKED = ["acquire stock:7", "BEGIN", "body", "COMMIT", "release stock:7"]
-UNLOCKED = ["BEGIN", "body", "COMMIT"]
-ROLLED_BACK = ["acquire stock:7", "BEGIN", "body", "ROLLBACK", "release stock:7"]
-
-told = Signal()
+from tests.web.sale import LOCKED, ROLLED_BACK, UNLOCKED, sell, sold, tell, told
 
 
-def tell(what: str) -> None:
-    told.send(None, what=what)
-
-
-def sell(**_: Any) -> Response:
-    tell("body")
-    Group.objects.create(name=f"sold {Group.objects.count()}")
-    return Response("sold")
+def respond() -> Response:
+    return Response(sell())
 
 
 lock = distributed_lock("stock:<pk>")
@@ -68,24 +54,24 @@ class Throttle(BaseThrottle):  # type: ignore[misc]
 class Stocks(ViewSet):  # type: ignore[misc]
     @lock
     def update(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
     def list(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
     @action(detail=True)
     @lock
     def below(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
     @lock
     @action(detail=True)
     def above(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
     @above.mapping.delete
     def undo(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
     @lock
     def partial_update(self, request: Any, pk: int) -> Response:
@@ -99,7 +85,7 @@ class Stocks(ViewSet):  # type: ignore[misc]
     @lock
     def destroy(self, request: Any, pk: int) -> Response:
         free_by_force("stock:7")
-        return sell()
+        return respond()
 
 
 class OwnDispatch(Stocks):
@@ -115,7 +101,7 @@ class OwnDispatch(Stocks):
     @action(detail=True)
     @lock
     def own(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
 
 class Groups(ModelSerializer):  # type: ignore[misc]
@@ -144,21 +130,19 @@ class Generic(ModelViewSet):  # type: ignore[misc]
 class ApiView(APIView):  # type: ignore[misc]
     @lock
     def get(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
     def post(self, request: Any, pk: int) -> Response:
-        return sell()
+        return respond()
 
 
 class Plain(View):
     @lock
     def get(self, request: HttpRequest, pk: int) -> HttpResponse:
-        sell()
-        return HttpResponse("sold")
+        return HttpResponse(sell())
 
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        sell()
-        return HttpResponse("sold")
+        return HttpResponse(sell())
 
 
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
@@ -170,13 +154,13 @@ class OptedOut(Plain):
 @api_view(["GET"])
 @lock
 def function(request: Any, pk: int) -> Response:
-    return sell()
+    return respond()
 
 
 @api_view(["GET"])
 @lock
 def late_function(request: Any, pk: int) -> Response:
-    return sell()
+    return respond()
 
 
 ACTIONS = {
@@ -201,31 +185,12 @@ urlpatterns = [
     path("late-function/<int:pk>/", late_function),
 ]
 
-pytestmark = pytest.mark.urls(__name__)
-
-
-@pytest.fixture(autouse=True)
-def _no_users(settings: Settings) -> None:
-    settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("no_users", "events")]
 
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_warned", set())
-
-
-@pytest.fixture(autouse=True)
-def _told_in_events(events: list[str]) -> Iterator[None]:
-    def hear(what: str, **_: Any) -> None:
-        events.append(what)
-
-    told.connect(hear)
-    yield
-    told.disconnect(hear)
-
-
-def sold() -> bool:
-    return Group.objects.exists()
 
 
 @pytest.mark.parametrize(

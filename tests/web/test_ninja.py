@@ -1,13 +1,10 @@
 """Operations of django-ninja: the lock around their transaction, and their responses."""
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Group
 from django.core.checks import run_checks
-from django.dispatch import Signal
 from django.test import Client
 from django.urls import path
 from ninja import NinjaAPI, Router, Schema
@@ -16,21 +13,14 @@ from ninja.security import APIKeyHeader
 from pytest_django import Settings
 
 from django_rlock import distributed_lock, rlock
+from django_rlock.locks.holds import HOLDS
 from django_rlock.ninja import register
 from tests.conftest import OwnServer
 from tests.operators import free_by_force
 from tests.web.conftest import Holder
+from tests.web.sale import LOCKED, ROLLED_BACK, UNLOCKED, sell, sold
 
-LOCKED = ["acquire stock:7", "BEGIN", "body", "COMMIT", "release stock:7"]
-
-told = Signal()
 lock = distributed_lock("stock:<pk>", wait_time=0)
-
-
-def sell() -> str:
-    told.send(None)
-    Group.objects.create(name=f"sold {Group.objects.count()}")
-    return "sold"
 
 
 class Key(APIKeyHeader):
@@ -112,8 +102,6 @@ async def abuy(request: Any, pk: int) -> list[str]:
 
 
 def held() -> list[str]:
-    from django_rlock.locks.holds import HOLDS
-
     return [hold.lock.name for hold in HOLDS.snapshot()]
 
 
@@ -123,54 +111,38 @@ urlpatterns = [path("", api.urls)]
 pytestmark = pytest.mark.urls(__name__)
 
 
-@pytest.fixture
-def told_events(events: list[str]) -> Iterator[list[str]]:
-    def hear(**_: Any) -> None:
-        events.append("body")
-
-    told.connect(hear)
-    yield events
-    told.disconnect(hear)
-
-
-def sold() -> bool:
-    return Group.objects.exists()
-
-
 def test_the_transaction_is_inside_the_lock(
-    atomic_requests: None, client: Client, told_events: list[str], caplog: pytest.LogCaptureFixture
+    atomic_requests: None, client: Client, events: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert client.post("/stocks/7/").json() == "sold"
     assert client.post("/routed/7/", headers={"X-Key": "k"}).json() == "sold"
-    assert told_events == [*LOCKED, *LOCKED]
+    assert events == [*LOCKED, *LOCKED]
     assert not caplog.records
 
 
 def test_other_operations_of_the_path_keep_their_transactions(
-    atomic_requests: None, client: Client, told_events: list[str]
+    atomic_requests: None, client: Client, events: list[str]
 ) -> None:
     assert client.get("/stocks/7/").json() == "sold"
-    assert told_events == ["BEGIN", "body", "COMMIT"]
+    assert events == UNLOCKED
 
 
-def test_an_error_that_ninja_answers_is_rolled_back(
-    atomic_requests: None, client: Client, told_events: list[str]
-) -> None:
+def test_an_error_that_ninja_answers_is_rolled_back(atomic_requests: None, client: Client, events: list[str]) -> None:
     assert client.put("/stocks/7/").status_code == 409
-    assert told_events == ["acquire stock:7", "BEGIN", "body", "ROLLBACK", "release stock:7"]
+    assert events == ROLLED_BACK
 
 
-def test_authentication_comes_before_the_lock(atomic_requests: None, client: Client, told_events: list[str]) -> None:
+def test_authentication_comes_before_the_lock(atomic_requests: None, client: Client, events: list[str]) -> None:
     assert client.post("/routed/7/").status_code == 401
-    assert told_events == []
+    assert events == []
 
 
 def test_a_lock_that_was_freed_is_noticed_before_commit(
-    atomic_requests: None, client: Client, told_events: list[str]
+    atomic_requests: None, client: Client, events: list[str]
 ) -> None:
     response = client.delete("/stocks/7/")
     assert (response.status_code, response.json()["code"]) == (503, "lock_lost")
-    assert "COMMIT" not in told_events
+    assert "COMMIT" not in events
     assert not sold()
 
 
@@ -184,7 +156,7 @@ def test_a_taken_lock(client: Client, taken: Holder, url: str, transactional_db:
 
 
 def test_a_lock_that_the_body_does_not_get_rolls_djangos_transaction_back(
-    atomic_requests: None, client: Client, taken: Holder, told_events: list[str]
+    atomic_requests: None, client: Client, taken: Holder, events: list[str]
 ) -> None:
     with taken("stock:7"):
         assert client.post("/inside/").status_code == 423

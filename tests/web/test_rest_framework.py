@@ -59,9 +59,7 @@ def post(view: Any, **data: Any) -> Any:
     return response
 
 
-@pytest.fixture(autouse=True)
-def _no_users(settings: Settings) -> None:
-    settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+pytestmark = pytest.mark.usefixtures("no_users")
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)

@@ -2,14 +2,11 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.contrib.auth.models import Group
 from django.db import connection, transaction
-from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -23,29 +20,20 @@ from tests.conftest import OwnServer
 from tests.eventually import UNTIL_SERVED
 from tests.operators import free_by_force
 from tests.web.conftest import Holder
-
-IN_ORDER = ["acquire stock:7", "BEGIN", "view", "COMMIT", "release stock:7"]
-
-views_called = Signal()
-
-
-def body(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    views_called.send(request)
-    Group.objects.create(name=f"sold {kwargs['pk']}")
-    return HttpResponse("sold")
+from tests.web.sale import LOCKED, ROLLED_BACK, UNLOCKED, sell, sold
 
 
 def plain(request: HttpRequest, pk: int) -> HttpResponse:
-    return body(request, pk=pk)
+    return HttpResponse(sell())
 
 
 @transaction.non_atomic_requests
 def opted_out(request: HttpRequest, pk: int) -> HttpResponse:
-    return body(request, pk=pk)
+    return plain(request, pk)
 
 
 def failing(request: HttpRequest, pk: int) -> HttpResponse:
-    body(request, pk=pk)
+    plain(request, pk)
     raise ZeroDivisionError
 
 
@@ -57,7 +45,7 @@ def losing(request: HttpRequest, pk: int) -> HttpResponse:
         lost.set()
 
     lock_lost.connect(tell)
-    response = body(request, pk=pk)
+    response = plain(request, pk)
     assert lost.wait(UNTIL_SERVED)
     return response
 
@@ -65,30 +53,30 @@ def losing(request: HttpRequest, pk: int) -> HttpResponse:
 def forced(request: HttpRequest, pk: int) -> HttpResponse:
     """Is not notified that its lock is gone."""
     free_by_force(f"stock:{pk}")
-    return body(request, pk=pk)
+    return plain(request, pk)
 
 
 def forced_around(request: HttpRequest, pk: int) -> HttpResponse:
     """Loses what a decorator around it holds."""
     free_by_force(f"outer:{pk}")
-    return body(request, pk=pk)
+    return plain(request, pk)
 
 
 def forced_late(request: HttpRequest, pk: int) -> HttpResponse:
     """Is not notified that its lock is gone before it releases it, after COMMIT."""
     transaction.on_commit(lambda: free_by_force(f"stock:{pk}"))
-    return body(request, pk=pk)
+    return plain(request, pk)
 
 
 class Post(View):
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return body(request, pk=pk)
+        return plain(request, pk)
 
 
 class MixinPost:
     @distributed_lock("stock:<pk>")
     def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return body(request, pk=pk)
+        return plain(request, pk)
 
 
 class MixedPost(MixinPost, View):
@@ -109,13 +97,13 @@ class DispatchPost(Post):
 @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
 class AsyncPost(View):
     async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return await sync_to_async(body)(request, pk=pk)
+        return await sync_to_async(plain)(request, pk)
 
 
 class AsyncMethodPost(View):
     @distributed_lock("stock:<pk>")
     async def post(self, request: HttpRequest, pk: int) -> HttpResponse:
-        return await sync_to_async(body)(request, pk=pk)
+        return await sync_to_async(plain)(request, pk)
 
 
 @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
@@ -156,17 +144,7 @@ views = {
 }
 urlpatterns = [path(f"{name}/<int:pk>/", view) for name, view in views.items()]
 
-pytestmark = pytest.mark.urls(__name__)
-
-
-@pytest.fixture(autouse=True)
-def _views_in_events(events: list[str]) -> Iterator[None]:
-    def called(**_: Any) -> None:
-        events.append("view")
-
-    views_called.connect(called)
-    yield
-    views_called.disconnect(called)
+pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("events")]
 
 
 @pytest.fixture
@@ -174,18 +152,14 @@ def client() -> Client:
     return Client(raise_request_exception=False)
 
 
-def sold() -> bool:
-    return Group.objects.filter(name="sold 7").exists()
-
-
 @pytest.mark.parametrize(
     ("view", "order"),
     [
-        *((view, IN_ORDER) for view in ("function", "dispatch", "as-view", "always")),
-        ("never", ["BEGIN", "acquire stock:7", "view", "release stock:7", "COMMIT"]),  # it was chosen: no warning
-        ("condition", ["BEGIN", "view", "COMMIT"]),
-        ("stacked", ["acquire outer:7", *IN_ORDER, "release outer:7"]),
-        *((view, ["acquire stock:7", "view", "release stock:7"]) for view in ("opted-out-below", "opted-out-above")),
+        *((view, LOCKED) for view in ("function", "dispatch", "as-view", "always")),
+        ("never", ["BEGIN", "acquire stock:7", "body", "release stock:7", "COMMIT"]),  # it was chosen: no warning
+        ("condition", UNLOCKED),
+        ("stacked", ["acquire outer:7", *LOCKED, "release outer:7"]),
+        *((view, ["acquire stock:7", "body", "release stock:7"]) for view in ("opted-out-below", "opted-out-above")),
     ],
     ids=str,
 )
@@ -205,7 +179,7 @@ def test_the_order_of_locks_and_transaction_under_atomic_requests(
 
 def test_it_can_be_had_without_atomic_requests(client: Client, events: list[str]) -> None:
     client.post("/always/7/")
-    assert events == IN_ORDER
+    assert events == LOCKED
 
 
 @pytest.mark.parametrize("view", ["async-dispatch", "async-method", "async-never"])
@@ -224,7 +198,7 @@ def test_an_async_view_without_transactions_runs(request: pytest.FixtureRequest,
 
 def test_an_error_rolls_back_before_the_release(atomic_requests: None, client: Client, events: list[str]) -> None:
     assert client.post("/failing/7/").status_code == 500
-    assert events == ["acquire stock:7", "BEGIN", "view", "ROLLBACK", "release stock:7"]
+    assert events == ROLLED_BACK
     assert not sold()
 
 
@@ -232,7 +206,7 @@ def test_a_lock_that_is_lost_before_commit_rolls_back(atomic_requests: None, cli
     response = client.post("/losing/7/")
     assert response.status_code == 503
     assert response.json()["code"] == "lock_lost"
-    assert events == ["acquire stock:7", "BEGIN", "view", "ROLLBACK"]
+    assert events == ["acquire stock:7", "BEGIN", "body", "ROLLBACK"]
     assert not sold()
 
 
@@ -295,7 +269,7 @@ def test_taken_locks_are_answered_without_a_transaction(
 
 
 def create(pk: int) -> None:
-    Group.objects.create(name=f"sold {pk}")
+    sell()
 
 
 def test_a_function_has_a_transaction_when_it_asks_for_one(events: list[str]) -> None:
@@ -303,7 +277,7 @@ def test_a_function_has_a_transaction_when_it_asks_for_one(events: list[str]) ->
     assert "BEGIN" not in events[:3]
     events.clear()
     distributed_lock("stock:<pk>", atomic=True)(create)(7)
-    assert events == ["acquire stock:7", "BEGIN", "COMMIT", "release stock:7"]
+    assert events == LOCKED
 
 
 def test_a_function_inside_a_transaction_warns_once(caplog: pytest.LogCaptureFixture) -> None:

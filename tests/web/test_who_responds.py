@@ -409,8 +409,7 @@ pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db(transaction=True
 
 
 @pytest.fixture(autouse=True)
-def _usual(settings: Settings) -> None:
-    settings.REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+def _usual(settings: Settings, no_users: None) -> None:
     options = {"context_processors": [f"{__name__}.charge"]}
     settings.TEMPLATES = [{**settings.TEMPLATES[0], "OPTIONS": options}]
 
