@@ -28,7 +28,7 @@ from asgiref.sync import SyncToAsync
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
 from django_rlock._core.foreign import local, locals_of, running_loop
 from django_rlock._core.process import MadeOnce, note_restored, on_fork, on_restore
-from django_rlock._core.threads import WeakTable, stack_at
+from django_rlock._core.threads import Alive, WeakTable, stack_at
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -40,12 +40,14 @@ class Owner:
     reports. ``is_named`` says whether the caller chose the name. ``is_alive`` returns whether the thread, task or
     greenlet still runs; this object may outlive it, in holds, stored exceptions and frames. ``thread`` is a thread's
     ident (0 for others), and ``task`` returns a task. ``pool`` is the module that gives the thread or greenlet one job
-    after another ("" if none does), and ``job`` is its job with a future. ``is_calling`` is set while a call takes or
-    releases a lock. ``holds`` are its holds, and perhaps some that have ended (``locks.holds``).
+    after another ("" if none does), ``job`` is its job with a future, and ``calls`` are its jobs without a future that
+    have left something held. ``is_calling`` is set while a call takes or releases a lock. ``holds`` are its holds, and
+    perhaps some that have ended (``locks.holds``).
     """
 
     __slots__ = (
         "caller_name",
+        "calls",
         "holds",
         "is_alive",
         "is_calling",
@@ -61,6 +63,7 @@ class Owner:
     is_named = False
     serial: int | str
     job: Any
+    calls: Alive[LoopCall] | None
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Owner:
         self.thread = thread
         self.task = task
         self.pool = "" if task is not None else _pool()
-        self.job = None
+        self.job = self.calls = None
         self.is_calling = False
         self.holds: dict[Any, None] = {}
         self.label = ""
@@ -313,13 +316,17 @@ class LoopCall:
     call: usually the function releases it; if not, the next look at the hold empties the frame.
     """
 
-    __slots__ = ("_frame", "_last_line", "_line", "_loop")
+    __slots__ = ("__weakref__", "_frame", "_last_line", "_line", "_loop")
 
     def __init__(self, frame: FrameType, loop: FrameType, last_line: int) -> None:
         self._frame = frame
         self._loop = loop
         self._line = loop.f_lineno
         self._last_line = last_line
+
+    def is_same(self, call: LoopCall) -> bool:
+        """Whether both stand for one call."""
+        return self._frame is call._frame
 
     @property
     def is_over(self) -> bool:

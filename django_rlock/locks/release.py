@@ -17,6 +17,7 @@ from django.db import connections
 from django_rlock._core.callbacks import log, post
 from django_rlock._core.foreign import is_of_test_case
 from django_rlock._core.interruptions import Method, guarded
+from django_rlock._core.threads import Alive
 from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.bridges import Job, running_job
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
@@ -278,9 +279,10 @@ def release_at_job_end(lock: AbstractLock, owner: Owner) -> None:
 
     Raises RuntimeError if the job consists only of the call that takes the lock.
     """
-    for hold in HOLDS.of(owner):
-        if hold.is_left:
-            end_left(logger, hold, hold.count, f"A job of thread {hold.caller_name!r}")
+    if owner.calls and any([call.is_over for call in owner.calls]):  # noqa: C419
+        for hold in HOLDS.of(owner):
+            if hold.is_left:
+                end_left(logger, hold, hold.count, f"A job of thread {hold.caller_name!r}")
     job = running_job(owner)
     if job is None:
         return
@@ -307,6 +309,9 @@ def note_job(lock: AbstractLock, owner: Owner) -> None:
     job = None if lock.until_commit or reports_end else running_call()
     if job is None:
         return
+    owner.calls = owner.calls or Alive()
+    job = next((each for each in owner.calls if each.is_same(job)), job)
+    owner.calls.add(job)
     for hold in HOLDS.of_lock(lock, owner):
         if hold.count == 1 and hold.scoped == 0:
             hold.job = job

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
@@ -219,3 +220,17 @@ def test_a_member_of_thousands_costs_no_more_than_one_of_a_hundred() -> None:
         return bytecodes(pair(MultiLock(*[RLock(f"stock:{each}") for each in range(number)])), warm=2) / number
 
     assert cost(MOST_TOGETHER[PLAIN] + 100) <= cost(50)
+
+
+def test_a_job_that_holds_hundreds_of_locks_pays_no_more_for_the_next_one(redis_client: Any) -> None:
+    def cost(number: int) -> int:
+        held = [RLock(f"held:{each}") for each in range(number)]
+        for lock in held:
+            lock.acquire()
+        found = bytecodes(pair(RLock("stock:42")))
+        for lock in held:
+            lock.release()
+        return found
+
+    with ThreadPool(1) as running:
+        assert running.apply(cost, [300]) <= running.apply(cost, [FEW]) + MORE
