@@ -14,43 +14,23 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+from celery import signals
 from celery.exceptions import Reject, TimeLimitExceeded
-from celery.signals import (
-    task_failure,
-    task_internal_error,
-    task_postrun,
-    task_received,
-    task_rejected,
-    task_retry,
-    task_revoked,
-    task_unknown,
-    worker_ready,
-)
 from celery.states import REJECTED, SUCCESS
 
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._tasks import deliveries
 from django_rlock._tasks.deaths import DEATHS, RETURNED, returned_before
-from django_rlock._tasks.deliveries import (
-    CONTENT_TYPE,
-    COPY,
-    PARENTS,
-    RECEIVED,
-    RETRIES,
-    SUCCEEDED,
-    TOKEN,
-    WAITED,
-    Delivery,
-)
 from django_rlock._tasks.reservations import RESERVATION, Reservation, is_header, release_later
 from django_rlock.exceptions import LockUnavailableError
 
 logger = logging.getLogger("django_rlock.celery")
 
 _HEADER_TYPES: Mapping[str, Any] = {
-    **dict.fromkeys((RETRIES, COPY, DEATHS, RETURNED), int),
-    WAITED: int | float,
-    **dict.fromkeys((RECEIVED, CONTENT_TYPE), object),
+    **dict.fromkeys((deliveries.RETRIES, deliveries.COPY, DEATHS, RETURNED), int),
+    deliveries.WAITED: int | float,
+    **dict.fromkeys((deliveries.RECEIVED, deliveries.CONTENT_TYPE), object),
 }
 """The types of our headers' values. A broker may keep the two last ones, which are set anew."""
 _received: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -62,7 +42,7 @@ def _note_arrival(request: Any, **_: Any) -> None:
     # task_received is sent in the worker's main process, whose request_dict then reaches the child that runs the task.
     if hasattr(request.task, "_rlock"):
         _drop_foreign(request.request_dict, request.id)
-        request.request_dict.update({RECEIVED: monotonic(), CONTENT_TYPE: request.content_type})
+        request.request_dict.update({deliveries.RECEIVED: monotonic(), deliveries.CONTENT_TYPE: request.content_type})
         if (returned := returned_before(request.message)) is not None:
             request.request_dict[RETURNED] = returned
         if RESERVATION in request.request_dict:
@@ -80,9 +60,9 @@ def _drop_foreign(headers: dict[str, Any], task_id: str) -> None:
 def _is_ours(name: str, value: Any) -> bool:
     if name == RESERVATION:
         return is_header(value)
-    if name == PARENTS:
+    if name == deliveries.PARENTS:
         return isinstance(value, list | tuple) and all(map(_is_token, value))
-    return _is_token(value) if name == TOKEN else isinstance(value, _HEADER_TYPES.get(name, ()))
+    return _is_token(value) if name == deliveries.TOKEN else isinstance(value, _HEADER_TYPES.get(name, ()))
 
 
 def _is_token(value: object) -> bool:
@@ -97,7 +77,7 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
     # task_postrun is sent in the process of the run, before the worker acknowledges or rejects the message. Of all
     # signals only this one comes after success, failure, Retry, Ignore and Reject alike.
     known = vars(task.request)
-    delivery: Delivery | None = known.get(SUCCEEDED)
+    delivery: deliveries.Delivery | None = known.get(deliveries.SUCCEEDED)
     if _comes_again(task, retval, state):
         if delivery is not None:
             _run_again(task, delivery)
@@ -121,7 +101,7 @@ def _comes_again(task: Any, retval: Any, state: str | None) -> bool:
     return bool(is_requeued and task.acks_late)
 
 
-def _run_again(task: Any, delivery: Delivery) -> None:
+def _run_again(task: Any, delivery: deliveries.Delivery) -> None:
     """Prepare the next run of a message that was rejected after its body had succeeded."""
     try:
         delivery.forget_success()
@@ -194,14 +174,14 @@ def release(headers: Mapping[str, Any] | None, task_id: str) -> None:
 def follow_messages() -> None:
     """Connect the signals by which workers tell what becomes of a message."""
     for signal, receiver in (
-        (task_received, _note_arrival),
-        (task_postrun, _after_run),
-        (task_internal_error, _after_internal_error),
-        (task_revoked, _after_revocation),
-        (task_failure, _after_failure),
-        (task_retry, _after_cancellation),
-        (task_unknown, _after_refusal),
-        (task_rejected, _after_refusal),
-        (worker_ready, _watch_decoding),
+        (signals.task_received, _note_arrival),
+        (signals.task_postrun, _after_run),
+        (signals.task_internal_error, _after_internal_error),
+        (signals.task_revoked, _after_revocation),
+        (signals.task_failure, _after_failure),
+        (signals.task_retry, _after_cancellation),
+        (signals.task_unknown, _after_refusal),
+        (signals.task_rejected, _after_refusal),
+        (signals.worker_ready, _watch_decoding),
     ):
         signal.connect(receiver, weak=False)

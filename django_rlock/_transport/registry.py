@@ -18,22 +18,13 @@ from django_rlock._core import process, threads
 from django_rlock._core.foreign import running_loop
 from django_rlock._core.process import owned_table, remembered
 from django_rlock._core.redis_py import slot_of
+from django_rlock._transport import one_server
 from django_rlock._transport.async_pool import TASKS
 from django_rlock._transport.calls import UNLIMITED, Argument, Driver, pack_command, run_sync
 from django_rlock._transport.cluster import Address, Cluster, SlotMap
 from django_rlock._transport.connection import Connection
 from django_rlock._transport.identity import must_not_block
 from django_rlock._transport.listener import BoundListener, Listener, MakeWaiter, TaskWaiter, ThreadWaiter
-from django_rlock._transport.one_server import (
-    Binding,
-    CircuitBreaker,
-    Confirming,
-    ConfirmingNode,
-    Division,
-    Node,
-    OneServer,
-    PlainNode,
-)
 from django_rlock._transport.pool import BACKGROUND, THREADS
 from django_rlock._transport.servers import Purpose, background_limit, is_cluster, server, slot_map, when_left
 from django_rlock._transport.subscriber import ClusterListener, Subscriber
@@ -66,7 +57,7 @@ class Commands(ABC):
 class ServerCommands(Commands):
     """For an alias with one server, or for one node of its cluster."""
 
-    def __init__(self, node: PlainNode) -> None:
+    def __init__(self, node: one_server.PlainNode) -> None:
         self._node = node
 
     def try_all(self, commands: Sequence[Command]) -> list[Any]:
@@ -87,7 +78,7 @@ class ServerCommands(Commands):
 class ClusterCommands(Commands):
     """For a cluster. A command refused because its slot has moved fails, and the map of slots is updated."""
 
-    def __init__(self, slots: SlotMap, make_node: Callable[[Address], PlainNode]) -> None:
+    def __init__(self, slots: SlotMap, make_node: Callable[[Address], one_server.PlainNode]) -> None:
         self._slots = slots
         self._make_node = make_node
         self._nodes: dict[Address, ServerCommands] = {}
@@ -187,7 +178,7 @@ def background_driver(using: str) -> Driver:
 
 def _make(
     using: str,
-    binding: Binding,
+    binding: one_server.Binding,
     purpose: Purpose,
     at: Callable[[str], Driver],
     make_waiter: MakeWaiter | None = None,
@@ -205,31 +196,33 @@ def _make(
     if is_cluster(using):
         cluster = ConfirmedCluster if options.replica_acks else Cluster
         return cluster(options, binding, at, make_node, slot_map(using), listening)
-    server = ConfirmedServer if options.replica_acks else OneServer
+    server = ConfirmedServer if options.replica_acks else one_server.OneServer
     return server(options, binding, at, make_node(None), _division(using), listening)
 
 
-class ConfirmedServer(Confirming, OneServer):
+class ConfirmedServer(one_server.Confirming, one_server.OneServer):
     """One server with REPLICA_ACKS."""
 
 
-class ConfirmedCluster(Confirming, Cluster):
+class ConfirmedCluster(one_server.Confirming, Cluster):
     """A Redis Cluster with REPLICA_ACKS."""
 
 
 @remembered("drivers")
-def _division(_using: str) -> Division:
+def _division(_using: str) -> one_server.Division:
     """The knowledge about the alias's server that all bindings share."""
-    return Division()
+    return one_server.Division()
 
 
-def _node(binding: Binding, using: str, purpose: Purpose, address: Address | None) -> Node:
+def _node(binding: one_server.Binding, using: str, purpose: Purpose, address: Address | None) -> one_server.Node:
     node, options = _plain_node(binding, using, purpose, address), get_settings(using)
-    return ConfirmingNode(node, options) if options.replica_acks else node
+    return one_server.ConfirmingNode(node, options) if options.replica_acks else node
 
 
-def _plain_node(binding: Binding, using: str, purpose: Purpose, address: Address | None) -> PlainNode:
-    make_node = PlainNode if purpose == "calls" or address is None else CircuitBreaker
+def _plain_node(
+    binding: one_server.Binding, using: str, purpose: Purpose, address: Address | None
+) -> one_server.PlainNode:
+    make_node = one_server.PlainNode if purpose == "calls" or address is None else one_server.CircuitBreaker
     return make_node(binding, server(using, address, purpose))
 
 

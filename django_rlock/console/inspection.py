@@ -31,16 +31,9 @@ from django_rlock.console.survey import (
     with_queued,
 )
 from django_rlock.exceptions import LockUnavailableError
-from django_rlock.locks import named_lock
+from django_rlock.locks import infos, named_lock
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.holds import INSPECTOR
-from django_rlock.locks.infos import (
-    CLIENT_LENGTH,
-    Holder,
-    LockInfo,
-    QueuedMessage,
-    WaitGraph,
-)
 from django_rlock.locks.kinds import Named
 from django_rlock.locks.statistics import operator
 from django_rlock.settings import DEFAULT_ALIAS, get_settings, server_aliases
@@ -59,7 +52,7 @@ _ALL = 10_000
 """The largest number of locks to read again in order to confirm deadlocks, if all locks are read anyway."""
 
 
-def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool = False) -> Iterator[LockInfo]:
+def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool = False) -> Iterator[infos.LockInfo]:
     """The locks that are held now, under one alias or (None) under all aliases.
 
     ``pattern`` is a shell pattern for their names (``stock:*``); None matches all names. A lock is listed once it has
@@ -75,7 +68,7 @@ def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool 
 
 def find_locks(
     using: str | None = None, pattern: str | None = None, scan: bool = False, with_hot: bool = False
-) -> tuple[list[LockInfo], dict[str, Problem]]:
+) -> tuple[list[infos.LockInfo], dict[str, Problem]]:
     """The locks of ``iter_locks`` as a list, and the errors of the aliases that could not be read. ``with_hot`` adds
     hot locks that are free at the moment. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
@@ -84,7 +77,7 @@ def find_locks(
     return mark(locks, survey.deadlocks(_ALL)), survey.errors
 
 
-def wait_for_graph(using: str | None = None) -> WaitGraph:
+def wait_for_graph(using: str | None = None) -> infos.WaitGraph:
     """Which owners wait for which, among the locks of one alias or (None) of all aliases, and which are in a deadlock.
     Errors are as for ``iter_locks``.
 
@@ -96,7 +89,7 @@ def wait_for_graph(using: str | None = None) -> WaitGraph:
     deadlocks = survey.deadlocks(_ALL)
     for error in survey.errors.values():
         raise error
-    return WaitGraph(tuple(found), deadlocks)
+    return infos.WaitGraph(tuple(found), deadlocks)
 
 
 def take_survey(using: str | None = None, name: str = "*") -> Survey:
@@ -105,7 +98,7 @@ def take_survey(using: str | None = None, name: str = "*") -> Survey:
     return Survey(listed_aliases() if using is None else [using], name)
 
 
-def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
+def lock_info(name: str, using: str = DEFAULT_ALIAS) -> infos.LockInfo | None:
     """A lock's holders and waiters, and the messages of Celery tasks that are queued for it; None if the lock is free
     and no message is queued. With a KEY_FUNCTION, ``name`` is the complete name, as in ``lock.name``. Raises
     LockUnavailableError if Redis cannot be read, ImproperlyConfigured for a bad alias, ValueError for an invalid
@@ -113,7 +106,7 @@ def lock_info(name: str, using: str = DEFAULT_ALIAS) -> LockInfo | None:
     return next(iter(lock_infos([name], using)), None)
 
 
-def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[LockInfo]:
+def lock_infos(names: Iterable[str], using: str = DEFAULT_ALIAS) -> list[infos.LockInfo]:
     """The ``lock_info`` of several locks, read in a few round trips; free locks are left out. Errors are as there."""
     locks = [named_lock(name, using=using) for name in names]
     prefix = get_settings(using).key_prefix
@@ -134,7 +127,7 @@ def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:
         return server.read_number(get_settings(using).key_prefix + name)
 
 
-def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[LockInfo], dict[str, Problem]]:
+def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[infos.LockInfo], dict[str, Problem]]:
     """The locks with these names under one alias or (None) under all aliases, and the errors of the aliases that could
     not be read. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
@@ -144,7 +137,7 @@ def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[Loc
 
 def find_queued(
     using: str | None = None, names: Collection[str] | None = None, pattern: str | None = None
-) -> tuple[list[QueuedMessage], dict[str, Problem]]:
+) -> tuple[list[infos.QueuedMessage], dict[str, Problem]]:
     """The ``queued_messages`` of one alias or (None) of all aliases; the errors are as for ``find_named``."""
     return _of_each(using, lambda alias: queued_messages(alias, names, pattern))
 
@@ -189,7 +182,7 @@ def force_release(
         operator.reset(token)
 
 
-def _describe(lock: BaseLock) -> LockInfo | None:
+def _describe(lock: BaseLock) -> infos.LockInfo | None:
     info = lock_info(lock.name, lock.using)
     return info and replace(info, kind=info.kind or lock.kind)
 
@@ -206,7 +199,7 @@ def _describe_owner(lock: Named, owner: str) -> str | None:
 
 def _read_owner(lock: Named, owner: str) -> str | None:
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
-        now, reports = server.read_reports({owner[:CLIENT_LENGTH]})
+        now, reports = server.read_reports({owner[: infos.CLIENT_LENGTH]})
         # The caller knows the owner, so the lock itself is not read.
         [info] = Builder(lock.using, now, [*reports, own_report(now)]).infos({lock.key: State({owner: 1}, 0, (), 0)})
         return str(info.holder)
@@ -224,18 +217,18 @@ def _read_holder(lock: Named) -> str | None:
     return str(info.holder) if info else None
 
 
-def _read_lock(lock: Named) -> LockInfo | None:
+def _read_lock(lock: Named) -> infos.LockInfo | None:
     """Read a lock with the report of its holder only. None if the lock is free, or Redis is unreachable."""
     with suppress(LockUnavailableError), asking(lock.name, lock.using) as server:
         states = server.read_states([lock.key])
-        processes = {owner[:CLIENT_LENGTH] for state in states.values() for owner in state.holds}
+        processes = {owner[: infos.CLIENT_LENGTH] for state in states.values() for owner in state.holds}
         now, reports = server.read_reports(processes)
         for info in Builder(lock.using, now, [*reports, own_report(now)]).infos(states):
             return info
     return None
 
 
-def holder_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
+def holder_stack(lock: infos.LockInfo, holder: infos.Holder) -> list[str] | None:
     """The call stack of the thread or task that holds a lock, the innermost call last: file, line and function of each
     call.
 
@@ -245,7 +238,7 @@ def holder_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
     return threads.run_in_thread(_ask_for_stack, lock, holder)
 
 
-def _ask_for_stack(lock: LockInfo, holder: Holder) -> list[str] | None:
+def _ask_for_stack(lock: infos.LockInfo, holder: infos.Holder) -> list[str] | None:
     request = new_request()
     channel, message = stack_channel(holder.client), json.dumps([lock.key, holder.owner, request])
     until, servers, errors = monotonic() + STACK_WITHIN, server_aliases(lock.using), []

@@ -22,26 +22,16 @@ from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, RLockError
+from django_rlock.locks import options
 from django_rlock.locks.attempt import Attempt
 from django_rlock.locks.kinds import REPOLL, Handle, Kind, Named, call_for, retire_call
-from django_rlock.locks.options import (
-    RELEASE_PATIENCE,
-    UNSET,
-    Duration,
-    checked_number,
-    checked_text,
-    milliseconds,
-    unknown_argument,
-    wait_seconds,
-    wrong_blocking,
-)
 from django_rlock.settings import DEFAULT_ALIAS, unknown_alias
 
 logger = logging.getLogger("django_rlock.locks")
 
 RESENT_FOR = 60.0
 """How long the background thread retries a command, in seconds."""
-REMEMBERED_MS = milliseconds(REMEMBERED)
+REMEMBERED_MS = options.milliseconds(REMEMBERED)
 
 MOST_ANSWERED, MOST_COUNTERS = 10, 1000
 """How many confirmed requests one command may carry, and for how many semaphores they are kept."""
@@ -88,9 +78,9 @@ class Counter(Handle):
 
     __slots__ = ("wait_time",)
 
-    def __init__(self, name: str, *, wait_time: Duration | None, using: str) -> None:
-        self.name = checked_text(f"{self.noun}'s name", name)
-        self.wait_time = wait_time if wait_time is UNSET else wait_seconds(wait_time)
+    def __init__(self, name: str, *, wait_time: options.Duration | None, using: str) -> None:
+        self.name = options.checked_text(f"{self.noun}'s name", name)
+        self.wait_time = wait_time if wait_time is options.UNSET else options.wait_seconds(wait_time)
         if not isinstance(using, str):
             raise unknown_alias(using)
         self.using = using
@@ -113,13 +103,13 @@ class Counter(Handle):
 
     def _wait_seconds(self, blocking: bool, wait_time: Any, unknown: dict[str, Any]) -> float | None:
         if unknown:
-            raise unknown_argument("acquire", unknown)
+            raise options.unknown_argument("acquire", unknown)
         if blocking is True:
-            wait = self.wait_time if wait_time is UNSET else wait_seconds(wait_time)
-            return self._settings.wait_time if wait is UNSET else wait
+            wait = self.wait_time if wait_time is options.UNSET else options.wait_seconds(wait_time)
+            return self._settings.wait_time if wait is options.UNSET else wait
         if blocking is not False:
-            raise wrong_blocking(blocking)
-        if wait_time is not UNSET and wait_time != 0:
+            raise options.wrong_blocking(blocking)
+        if wait_time is not options.UNSET and wait_time != 0:
             raise ValueError("With blocking=False it tries once; it takes no wait_time.")
         return 0.0
 
@@ -134,7 +124,7 @@ class Counter(Handle):
 
     async def _change(self, driver: Driver, call: ScriptCall) -> Any:
         """Send a change that is safe to repeat, and return its reply."""
-        return (await driver.run(call, driver.now() + RELEASE_PATIENCE))[1]
+        return (await driver.run(call, driver.now() + options.RELEASE_PATIENCE))[1]
 
     async def _change_once(self, driver: Driver, call: ScriptCall) -> Any:
         """Send a change that carries a request, and return its reply. Late or repeated copies of it change nothing."""
@@ -298,7 +288,7 @@ class CountDownLatch(Counter):
     kind = noun = "latch"
     _kind = Latch()
 
-    def __init__(self, name: str, *, wait_time: Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
+    def __init__(self, name: str, *, wait_time: options.Duration | None = None, using: str = DEFAULT_ALIAS) -> None:
         super().__init__(name, wait_time=wait_time, using=using)
 
     def try_set_count(self, count: int) -> bool:
@@ -311,7 +301,7 @@ class CountDownLatch(Counter):
 
     async def _try_set_count(self, driver: Driver, count: int) -> bool:
         channel = keys.latch_channel(self.key)
-        number = checked_number("count", count)
+        number = options.checked_number("count", count)
         call = self._request_call(scripts.LATCH_SET, channel, number, REMEMBERED_MS)
         return bool(await self._change_once(driver, call))
 
@@ -332,7 +322,7 @@ class CountDownLatch(Counter):
         await self._surely(driver, call)
         retire_copies(self, call)
 
-    def wait(self, wait_time: Duration | None = UNSET) -> bool:
+    def wait(self, wait_time: options.Duration | None = options.UNSET) -> bool:
         """Wait until the latch is open; returns False if it is still closed after ``wait_time`` seconds.
 
         0 checks once, None waits forever; the default is the latch's own. The coroutine is ``await_()``, because with
@@ -340,11 +330,11 @@ class CountDownLatch(Counter):
         """
         return run_flow(self._wait, (blocking_driver(self), wait_time))
 
-    async def await_(self, wait_time: Duration | None = UNSET) -> bool:
+    async def await_(self, wait_time: options.Duration | None = options.UNSET) -> bool:
         """As ``wait``, in asyncio."""
         return await self._wait(awaited_driver(self), wait_time)
 
-    async def _wait(self, driver: Driver, wait_time: Duration | None) -> bool:
+    async def _wait(self, driver: Driver, wait_time: options.Duration | None) -> bool:
         self._check_alias()
         wait = self._wait_seconds(True, wait_time, {})
         until = None if wait is None else driver.now() + wait

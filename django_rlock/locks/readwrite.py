@@ -8,18 +8,9 @@ from typing import Any, Literal, Unpack
 from django_rlock._redis import keys, scripts
 from django_rlock._transport.calls import EVERYBODY, ScriptCall
 from django_rlock.exceptions import LockUpgradeError, RLockError
+from django_rlock.locks import kinds
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.kinds import (
-    LIMITED,
-    READ,
-    RENEW,
-    WRITE,
-    Candidate,
-    Kind,
-    call_for,
-    settled_keys,
-)
 from django_rlock.locks.options import LockOptions, checked_number, milliseconds
 from django_rlock.locks.records import Hold
 from django_rlock.settings import HEARTBEAT_SHARE, settings_of
@@ -27,7 +18,7 @@ from django_rlock.settings import HEARTBEAT_SHARE, settings_of
 Preference = Literal["writer"] | None
 
 
-class SideKind(Kind["_Side"]):
+class SideKind(kinds.Kind["_Side"]):
     """The common part of both sides of a read-write lock."""
 
     def channel(self, lock: _Side) -> str:
@@ -45,12 +36,12 @@ class SideKind(Kind["_Side"]):
     def lease(self, lock: _Side, owner_id: str, lease: float, mode: int) -> ScriptCall:
         # Renewals of all sides are one script, so many at once are joined; the field tells writers from readers.
         state, field = keys.side_keys(lock.key), self.field(owner_id)
-        if mode == RENEW:
-            return call_for(lock, scripts.SIDE_RENEW, milliseconds(lease), field, all_keys=state)
-        all_keys = *state, *settled_keys(lock, owner_id, mode), keys.readwrite_channel(lock.key)
-        return call_for(lock, scripts.SIDE_EXTEND, field, milliseconds(lease), mode, all_keys=all_keys)
+        if mode == kinds.RENEW:
+            return kinds.call_for(lock, scripts.SIDE_RENEW, milliseconds(lease), field, all_keys=state)
+        all_keys = *state, *kinds.settled_keys(lock, owner_id, mode), keys.readwrite_channel(lock.key)
+        return kinds.call_for(lock, scripts.SIDE_EXTEND, field, milliseconds(lease), mode, all_keys=all_keys)
 
-    def beside(self, candidate: Candidate, now: float) -> Hold | None:
+    def beside(self, candidate: kinds.Candidate, now: float) -> Hold | None:
         """The owner's hold of the other side, if there is one that is not lost."""
         hold = HOLDS.get(candidate.lock, candidate.owner, self.other)
         return None if hold is None or hold.is_lost(now) else hold
@@ -61,9 +52,9 @@ class Reading(SideKind):
 
     scope = "read"
     other = "write"
-    joins = READ
+    joins = kinds.READ
 
-    def begin(self, candidate: Candidate, now: float) -> None:
+    def begin(self, candidate: kinds.Candidate, now: float) -> None:
         # The write lock has its own owner id.
         if write := self.beside(candidate, now):
             candidate.beside = write.owner_id
@@ -72,14 +63,14 @@ class Reading(SideKind):
         self, lock: _Side, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         args = asker, count, milliseconds(lease), self.condition(lock), beside
-        return call_for(lock, scripts.READ_ACQUIRE, *args)
+        return kinds.call_for(lock, scripts.READ_ACQUIRE, *args)
 
     def condition(self, lock: _Side) -> int:
         """For how long after a heartbeat waiting writers keep readers out at most, in ms; 0 overtakes them."""
         return milliseconds(settings_of(lock.using).waiter_alive_time) if lock.prefer == "writer" else 0
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
-        return call_for(lock, scripts.READ_RELEASE, owner_id, left, milliseconds(lease))
+        return kinds.call_for(lock, scripts.READ_RELEASE, owner_id, left, milliseconds(lease))
 
     def token(self, lock: _Side, asker: str) -> str | None:
         # A message meant for one writer must not be used up by a reader.
@@ -92,11 +83,11 @@ class Reading(SideKind):
 
     def heartbeat(self, waiting: Sequence[tuple[_Side, str]], pause: float) -> ScriptCall:
         lock, _ = waiting[0]
-        return call_for(lock, scripts.READ_HEARTBEAT, int(lock.prefer == "writer"))
+        return kinds.call_for(lock, scripts.READ_HEARTBEAT, int(lock.prefer == "writer"))
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
         """As in Redisson, the lock counts as locked while an owner reads, even if the same owner has the write lock."""
-        return call_for(lock, scripts.READ_STATE, owner_id)
+        return kinds.call_for(lock, scripts.READ_STATE, owner_id)
 
     def lease_left(self, reply: list[Any]) -> int:
         left: int = reply[3]
@@ -108,9 +99,9 @@ class Writing(SideKind):
 
     scope = "write"
     other = "read"
-    joins = WRITE
+    joins = kinds.WRITE
 
-    def begin(self, candidate: Candidate, now: float) -> None:
+    def begin(self, candidate: kinds.Candidate, now: float) -> None:
         # The server checks this by owner id, but this owner may read under an earlier one.
         read, write = self.beside(candidate, now), HOLDS.get(candidate.lock, candidate.owner)
         if read is not None and (write is None or write.is_lost(now)):
@@ -125,13 +116,13 @@ class Writing(SideKind):
         alive = settings_of(lock.using).waiter_alive_time if waiting and lock.prefer == "writer" else 0
         alive_ms = milliseconds(alive) if alive else 0
         args = asker, count, milliseconds(lease), alive_ms
-        return call_for(lock, scripts.WRITE_ACQUIRE, *args)
+        return kinds.call_for(lock, scripts.WRITE_ACQUIRE, *args)
 
     def withdraw(self, lock: _Side, asker: str) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_WITHDRAW, asker, all_keys=keys.readwrite_keys(lock.key)[2:])
+        return kinds.call_for(lock, scripts.WRITE_WITHDRAW, asker, all_keys=keys.readwrite_keys(lock.key)[2:])
 
     def release(self, lock: _Side, owner_id: str, left: int, lease: float) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_RELEASE, owner_id, left, milliseconds(lease))
+        return kinds.call_for(lock, scripts.WRITE_RELEASE, owner_id, left, milliseconds(lease))
 
     def pauses(self, lock: _Side, left_ms: int, tries: int) -> tuple[float, float]:
         # When a reader leaves, the lock may become free earlier than the waiter knows: the heartbeat notices that.
@@ -143,10 +134,10 @@ class Writing(SideKind):
         lock, asker = waiting[0]
         alive = settings_of(lock.using).waiter_alive_time  # not for the pause: its heartbeats never come less often
         first = int(lock.prefer == "writer")
-        return call_for(lock, scripts.WRITE_HEARTBEAT, asker, milliseconds(alive), first)
+        return kinds.call_for(lock, scripts.WRITE_HEARTBEAT, asker, milliseconds(alive), first)
 
     def state(self, lock: _Side, owner_id: str) -> ScriptCall:
-        return call_for(lock, scripts.WRITE_STATE, owner_id)
+        return kinds.call_for(lock, scripts.WRITE_STATE, owner_id)
 
     def field(self, owner_id: str) -> str:
         return owner_id if owner_id.endswith(keys.WRITER) else owner_id + keys.WRITER
@@ -242,17 +233,17 @@ class Limited(Reading):
     """The readers of a read-write lock, limited to the number that the asking lock permits."""
 
     other = ""
-    joins = LIMITED
-    pauses = Kind.pauses
+    joins = kinds.LIMITED
+    pauses = kinds.Kind.pauses
 
-    def begin(self, candidate: Candidate, now: float) -> None:
+    def begin(self, candidate: kinds.Candidate, now: float) -> None:
         """There is no other side."""
 
     def acquire(
         self, lock: Any, asker: str, count: int, lease: float, waiting: bool = False, beside: str = ""
     ) -> ScriptCall:
         args = asker, count, milliseconds(lease), self.condition(lock)
-        return call_for(lock, scripts.LIMITED_ACQUIRE, *args)
+        return kinds.call_for(lock, scripts.LIMITED_ACQUIRE, *args)
 
     def condition(self, lock: Any) -> int:
         """How many owners may hold it."""
@@ -261,7 +252,7 @@ class Limited(Reading):
 
     def release(self, lock: Any, owner_id: str, left: int, lease: float) -> ScriptCall:
         args = owner_id, left, milliseconds(lease), EACH_RELEASE
-        return call_for(lock, scripts.READ_RELEASE, *args)
+        return kinds.call_for(lock, scripts.READ_RELEASE, *args)
 
     def token(self, lock: Any, asker: str) -> None:
         return None  # each release wakes one waiter of each process

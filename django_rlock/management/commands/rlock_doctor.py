@@ -22,22 +22,14 @@ from django_rlock._core.text import printable, redacted
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, plain_mark
 from django_rlock._transport.servers import SERVER_ERRORS, clients_of, is_cluster
 from django_rlock.console.diagnosis import WITHIN, Finding, Level, diagnose, findings_of
-from django_rlock.management import ERROR, USAGE
-from django_rlock.management.output import (
-    CLEAR,
-    ShellCommand,
-    check_usage,
-    pause,
-    second_screen,
-    to_json,
-)
+from django_rlock.management import ERROR, USAGE, output
 from django_rlock.settings import get_aliases, get_settings
 
 OURS = "django_rlock."
 """The prefix of this package's modules."""
 
 
-class Command(ShellCommand):
+class Command(output.ShellCommand):
     help = (
         "Checks the servers of locks: connections, version, memory, eviction, persistence, replicas, sentinels, "
         "latency, clocks, messages, proxies; acquires test locks there, and says how to solve problems. "
@@ -51,7 +43,7 @@ class Command(ShellCommand):
         parser.add_argument("--format", choices=["text", "json"], default="text")
         parser.add_argument(
             "--watch",
-            type=pause,
+            type=output.pause,
             nargs="?",
             const=10.0,
             metavar="SECONDS",
@@ -73,13 +65,13 @@ class Command(ShellCommand):
             if format == "text":
                 self._print(finding)
         if format == "json":
-            self.stdout.write(to_json([finding.as_dict() for finding in findings]))
+            self.stdout.write(output.to_json([finding.as_dict() for finding in findings]))
         if errors := sum(finding.level == "error" for finding in findings):
             raise CommandError(f"{errors} of {len(findings)} findings are errors.", returncode=ERROR)
 
     def _watch(self, every: float, using: str | None, java: bool) -> None:
         """Repeat the checks; an error does not end this, as it may be solved in the next round."""
-        with second_screen(self.stdout), suppress(KeyboardInterrupt):
+        with output.second_screen(self.stdout), suppress(KeyboardInterrupt):
             while True:
                 self._examine_briefly(using, java)
                 time.sleep(every)
@@ -88,7 +80,7 @@ class Command(ShellCommand):
         findings = list(_findings(using, java))
         warnings = [finding for finding in findings if finding.level != "ok"]
         state = f"{len(warnings)} of {len(findings)} findings are warnings or errors"
-        self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')} {state}")
+        self.stdout.write(f"{output.CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')} {state}")
         for finding in warnings:
             self._print(finding)
         self.stdout.flush()
@@ -105,7 +97,7 @@ class Command(ShellCommand):
 def _findings(using: str | None, java: bool) -> Iterator[Finding]:
     """The findings about the settings, then about each alias. Raises CommandError for an unknown alias."""
     try:
-        check_usage(using)
+        output.check_usage(using)
         aliases = get_aliases() if using is None else [using]
     except ImproperlyConfigured:  # RLOCK as a whole: its check says so
         aliases = []

@@ -17,24 +17,13 @@ from django_rlock.console.survey import HEADINGS
 from django_rlock.console.timeline import Timeline, read_timeline
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import LockInfo, Party, clock_text, duration_text
-from django_rlock.management import NOTHING_MATCHED
-from django_rlock.management.output import (
-    ShellCommand,
-    check_usage,
-    deadlock_lines,
-    did_you_mean,
-    failed,
-    table,
-    terminal_width,
-    to_json,
-    unread,
-)
+from django_rlock.management import NOTHING_MATCHED, output
 
 _MOST_OF_A_CROWD = 10
 """The number of waiters to list below a list of their processes."""
 
 
-class Command(ShellCommand):
+class Command(output.ShellCommand):
     help = (
         "Describes one lock: who holds it, its work and for how long, who waits, which messages of Celery tasks "
         "are queued for it, and who held it in the last day, also if it is free. "
@@ -52,20 +41,20 @@ class Command(ShellCommand):
 
     def handle(self, *, name: str, using: str | None, format: str, stack: bool, **_: Any) -> None:  # noqa: A002
         try:
-            check_usage(using, [name])
+            output.check_usage(using, [name])
             infos, errors = find_named([name], using)
             if format == "json":
-                self.stdout.write(to_json([_document(info, stack) for info in infos]))
+                self.stdout.write(output.to_json([_document(info, stack) for info in infos]))
             else:
-                width = terminal_width(self.stdout)
+                width = output.terminal_width(self.stdout)
                 texts = ("\n".join(_text(info, stack, width)) for info in infos)
                 self.stdout.write("\n\n".join([*texts, *_past_of(name, using, infos, errors, width)]))
             if errors:
-                raise unread(errors)
+                raise output.unread(errors)
             if not infos:
                 raise CommandError(_not_held(name, using), returncode=NOTHING_MATCHED)
         except (LockUnavailableError, ImproperlyConfigured) as error:
-            raise failed(error) from error
+            raise output.failed(error) from error
 
 
 def _text(info: LockInfo, with_stack: bool, width: int | None) -> Iterator[str]:
@@ -95,7 +84,7 @@ def _timeline_lines(timeline: Timeline, within: int | None) -> Iterator[str]:
         f"freed by force {len(timeline.freed)}"
     )
     headings = ["until", "what", "for", "process", "pid", "place", "doing", "reason"]
-    yield table(headings, map(_past, timeline.listed), within)
+    yield output.table(headings, map(_past, timeline.listed), within)
 
 
 def _past(past: ReportedSpan) -> list[object]:
@@ -110,7 +99,7 @@ def _not_held(name: str, using: str | None) -> str:
     for alias in listed_aliases() if using is None else [using]:
         if (number := number_at(name, alias)) is not None:
             return f"{name!r} is not a lock: its key holds the number {number}, as a semaphore's or a latch's does."
-    return f"Lock {name!r} is free.{did_you_mean([name], using)}"
+    return f"Lock {name!r} is free.{output.did_you_mean([name], using)}"
 
 
 def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
@@ -124,26 +113,28 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
     }
     for heading, text in facts.items():
         yield f"{heading:<8}{printable(text)}"
-    yield from deadlock_lines([info])
+    yield from output.deadlock_lines([info])
     if info.holders:
-        yield "\n" + table(["holder", "pid", "place", "doing", "holds", "held for", "owner"], _holders(info), within)
+        yield "\n" + output.table(
+            ["holder", "pid", "place", "doing", "holds", "held for", "owner"], _holders(info), within
+        )
     if info.rate is not None:
         yield f"\nacquired {info.rate_text}, last by"
-        yield table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
+        yield output.table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
     if info.crowds:
         crowds = ([each.host or "–", each.pid or "–", each.count, each.waited_text] for each in info.crowds)
-        yield "\n" + table(["waiting process", "pid", "waiters", "longest wait"], crowds, within)
+        yield "\n" + output.table(["waiting process", "pid", "waiters", "longest wait"], crowds, within)
     if info.waiters:
         first = info.waiters[: _MOST_OF_A_CROWD if info.crowds else None]
         waiters = ([*_party(waiter), waiter.waited_text] for waiter in first)
-        yield "\n" + table(["waiter", "pid", "place", "doing", "waits for"], waiters, within)
+        yield "\n" + output.table(["waiter", "pid", "place", "doing", "waits for"], waiters, within)
         if info.waiting > len(first):
             yield f"and {info.waiting - len(first)} more"
     if info.queued:
-        yield "\n" + table(HEADINGS, (message.row for message in info.queued), within)
+        yield "\n" + output.table(HEADINGS, (message.row for message in info.queued), within)
     if info.nodes:
         nodes = ([node, _on_node(owner)] for node, owner in info.nodes.items())
-        yield "\n" + table(["node", "owner"], nodes, within)
+        yield "\n" + output.table(["node", "owner"], nodes, within)
 
 
 def _document(info: LockInfo, with_stacks: bool) -> dict[str, Any]:

@@ -15,28 +15,12 @@ from django.core.management.base import CommandError
 from django_rlock.console.inspection import find_locks, find_queued
 from django_rlock.console.survey import HEADINGS
 from django_rlock.locks.infos import LockInfo, LockState, QueuedMessage
-from django_rlock.management import NOTHING_MATCHED, USAGE
-from django_rlock.management.output import (
-    CLEAR,
-    ShellCommand,
-    check_usage,
-    deadlock_lines,
-    failed,
-    lock_csv,
-    lock_table,
-    pause,
-    second_screen,
-    seconds,
-    table,
-    terminal_width,
-    to_json,
-    unread,
-)
+from django_rlock.management import NOTHING_MATCHED, USAGE, output
 
 _SCAN_HINT = " --scan also finds locks that no report names, and free locks for which messages are queued."
 
 
-class Command(ShellCommand):
+class Command(output.ShellCommand):
     help = (
         "Lists held locks with their holders, how long they have been held, and their waiters. "
         "Exit status: 0 listed, 1 the Redis server of an alias did not respond (the others are listed) or RLOCK is "
@@ -51,11 +35,11 @@ class Command(ShellCommand):
         parser.add_argument("--state", choices=LockState.values, help="only locks in this state")
         parser.add_argument("--host", help="only locks that this host holds")
         parser.add_argument(
-            "--older-than", type=seconds, metavar="SECONDS", help="only locks that have been held for longer"
+            "--older-than", type=output.seconds, metavar="SECONDS", help="only locks that have been held for longer"
         )
         parser.add_argument(
             "--watch",
-            type=pause,
+            type=output.pause,
             nargs="?",
             const=2.0,
             metavar="SECONDS",
@@ -86,16 +70,16 @@ class Command(ShellCommand):
 
     def _list(self, format: str, options: dict[str, Any]) -> None:  # noqa: A002
         try:
-            check_usage(options["using"])
+            output.check_usage(options["using"])
             # No report names free locks for which messages are queued.
             scan = options["scan"] or options["state"] == LockState.QUEUED
             locks, errors = find_locks(options["using"], options["pattern"], scan, with_hot=True)
         except ImproperlyConfigured as error:
-            raise failed(error) from error
+            raise output.failed(error) from error
         locks = [lock for lock in locks if _is_meant(lock, options)]
         self._print(locks, format)
         if errors:
-            raise unread(errors)
+            raise output.unread(errors)
         if not locks:
             raise CommandError(f"No lock matches.{'' if scan else _SCAN_HINT}", returncode=NOTHING_MATCHED)
 
@@ -107,24 +91,24 @@ class Command(ShellCommand):
             text = f"--queued lists messages, which have no holder: leave out {', '.join(about_holders)}."
             raise CommandError(text, returncode=USAGE)
         try:
-            check_usage(options["using"])
+            output.check_usage(options["using"])
             found, errors = find_queued(options["using"], pattern=options["pattern"])
         except ImproperlyConfigured as error:
-            raise failed(error) from error
+            raise output.failed(error) from error
         if format == "json":
-            self.stdout.write(to_json([message.as_dict() for message in found]))
+            self.stdout.write(output.to_json([message.as_dict() for message in found]))
         else:
             self._print_queued(found)
         if errors:
-            raise unread(errors)
+            raise output.unread(errors)
         if not found:
             raise CommandError("No message is queued.", returncode=NOTHING_MATCHED)
 
     def _watch(self, every: float, show: Callable[[], None]) -> None:
         """Repeat the list. An unreachable server may be reachable in the next round; wrong usage ends the command."""
-        with second_screen(self.stdout), suppress(KeyboardInterrupt):
+        with output.second_screen(self.stdout), suppress(KeyboardInterrupt):
             while True:
-                self.stdout.write(f"{CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')}")
+                self.stdout.write(f"{output.CLEAR if self.stdout.isatty() else ''}{time.strftime('%H:%M:%S')}")
                 try:
                     show()
                 except CommandError as error:
@@ -136,19 +120,19 @@ class Command(ShellCommand):
 
     def _print(self, locks: list[LockInfo], format: str) -> None:  # noqa: A002
         if format == "json":
-            self.stdout.write(to_json([lock.as_dict() for lock in locks]))
+            self.stdout.write(output.to_json([lock.as_dict() for lock in locks]))
         elif format == "csv":
-            self.stdout.write(lock_csv(locks))
+            self.stdout.write(output.lock_csv(locks))
         elif locks:
-            self.stdout.write(lock_table(locks, terminal_width(self.stdout)))
-            for line in deadlock_lines(locks):
+            self.stdout.write(output.lock_table(locks, output.terminal_width(self.stdout)))
+            for line in output.deadlock_lines(locks):
                 self.stdout.write(line)
             self._print_queued([message for lock in locks for message in lock.queued])
 
     def _print_queued(self, messages: list[QueuedMessage]) -> None:
         if messages:
             rows = ([message.name, *message.row] for message in messages)
-            self.stdout.write(table(["lock", *HEADINGS], rows, terminal_width(self.stdout)))
+            self.stdout.write(output.table(["lock", *HEADINGS], rows, output.terminal_width(self.stdout)))
 
 
 def _is_meant(lock: LockInfo, options: dict[str, Any]) -> bool:

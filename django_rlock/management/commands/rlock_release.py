@@ -27,17 +27,7 @@ from django_rlock.console.rows import SILENT_AFTER
 from django_rlock.console.survey import free_reservations, with_queued
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import Holder, LockInfo, QueuedMessage
-from django_rlock.management import ERROR, NOTHING_MATCHED, USAGE
-from django_rlock.management.output import (
-    ShellCommand,
-    check_usage,
-    did_you_mean,
-    failed,
-    reason,
-    table,
-    to_json,
-    unread,
-)
+from django_rlock.management import ERROR, NOTHING_MATCHED, USAGE, output
 from django_rlock.settings import get_aliases
 
 Found = tuple[LockInfo, Holder | QueuedMessage]
@@ -66,7 +56,7 @@ class Outcome:
         }
 
 
-class Command(ShellCommand):
+class Command(output.ShellCommand):
     help = (
         "Frees locks of other owners, each only if the owner that was found still holds it; for NAME also the "
         "reservations of Celery tasks' queued messages. NAME and --pattern add locks, other conditions exclude locks. "
@@ -98,18 +88,18 @@ class Command(ShellCommand):
         try:
             found, errors = self._find(**options)
         except (LockUnavailableError, ImproperlyConfigured) as error:
-            raise failed(error) from error
+            raise output.failed(error) from error
         if found and interactive and not dry_run:
             self._ask(found)
         outcomes = [self._free(each, dry_run, options["reason"]) for each in found]
         self._print(outcomes, format)
         if errors:
-            raise unread(errors)
+            raise output.unread(errors)
         if failures := sum(outcome.result.startswith("error") for outcome in outcomes):
             raise CommandError(f"{failures} of {len(outcomes)} could not be freed.", returncode=ERROR)
         # After a deploy it is the usual case that nothing is dead.
         if not found and not (options["dead"] and not options["fail_empty"]):
-            meant = did_you_mean(options["names"], options["using"])
+            meant = output.did_you_mean(options["names"], options["using"])
             raise CommandError(f"No lock matches; nothing was freed.{meant}", returncode=NOTHING_MATCHED)
 
     def _check_usage(self, options: dict[str, Any], *, ask: bool) -> None:
@@ -134,7 +124,7 @@ class Command(ShellCommand):
         queue: str | None,
         **_: Any,
     ) -> tuple[list[Found], dict[str, LockUnavailableError | ImproperlyConfigured]]:
-        check_usage(using, names)
+        output.check_usage(using, names)
         if dead:
             self._await_silence(using)
         if queue is not None:
@@ -193,17 +183,17 @@ class Command(ShellCommand):
             else:
                 freed = force_release(lock.name, has_it.owner, lock.using, why, by=_operator())
         except (LockUnavailableError, ImproperlyConfigured, ValueError) as error:  # such as a name that is too long
-            return Outcome(found, f"error: {reason(error)}")
+            return Outcome(found, f"error: {output.reason(error)}")
         return Outcome(found, "freed" if freed else "gone")
 
     def _print(self, outcomes: list[Outcome], format: str) -> None:  # noqa: A002
         if format == "json":
-            self.stdout.write(to_json([outcome.as_dict() for outcome in outcomes]))
+            self.stdout.write(output.to_json([outcome.as_dict() for outcome in outcomes]))
         elif outcomes:
             rows = [
                 [each.found[0].name, each.found[0].using, _described(each.found[1]), each.result] for each in outcomes
             ]
-            self.stdout.write(table(["lock", "alias", "holder", "result"], rows))
+            self.stdout.write(output.table(["lock", "alias", "holder", "result"], rows))
 
 
 def _refuse_ambiguous(locks: Sequence[LockInfo]) -> None:
