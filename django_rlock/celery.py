@@ -19,16 +19,9 @@ from celery import Task
 from celery.signals import worker_init
 from celery.utils import uuid
 
+from django_rlock._tasks import deliveries
 from django_rlock._tasks.checks import check_worker, refuse_of_call, refuse_unknown
 from django_rlock._tasks.children import follow_children
-from django_rlock._tasks.deliveries import (
-    SENT_AGAIN,
-    SENT_BY_ITSELF,
-    headers_of_next,
-    kept_options,
-    own_headers,
-    put_off,
-)
 from django_rlock._tasks.messages import follow_messages
 from django_rlock._tasks.naming import BODY
 from django_rlock._tasks.reservations import Reservation, send_once, sent
@@ -182,12 +175,12 @@ class LockedTask(AbstractTask[P, R_co]):
         on_queued = self._rlock.on_queued_of(self, options)
         refuse_of_call(str(self.name), options)
         if "headers" in options:
-            options["headers"] = own_headers(self, task_id, options["headers"])
+            options["headers"] = deliveries.own_headers(self, task_id, options["headers"])
         # A bad key fails here, in the caller, rather than later in a worker.
         naming.check(self, *arguments)
         # A body that sends a message with its own id, and not as a retry, is not done when it succeeds.
         if task_id == self.request.id is not None and (options.get("retries") or 0) <= (self.request.retries or 0):
-            setattr(self.request, SENT_BY_ITSELF, True)
+            setattr(self.request, deliveries.SENT_BY_ITSELF, True)
         # Eager mode calls the body at once, so there is no queue to keep duplicates out of.
         if self._rlock.scope == "run" or self.app.conf.task_always_eager:
             return sent(send(task_id=task_id, **options))
@@ -203,12 +196,12 @@ class LockedTask(AbstractTask[P, R_co]):
         shown = {"argsrepr": args, "kwargsrepr": kwargs}
         names = ["compression", *(name for name, new in shown.items() if new is None)]
         message = self.request if request is None else request
-        options: dict[str, Any] = {**kept_options(message, names), **extra_options}
+        options: dict[str, Any] = {**deliveries.kept_options(message, names), **extra_options}
         if options.get("countdown") and queue is None:
-            options |= put_off(self.app, message, options["countdown"])
+            options |= deliveries.put_off(self.app, message, options["countdown"])
             queue = options.pop("queue", None)
         signature = super().signature_from_request(request, args, kwargs, queue, **options)
-        signature.options["headers"] = headers_of_next(message, signature.options.get("headers") or {})
+        signature.options["headers"] = deliveries.headers_of_next(message, signature.options.get("headers") or {})
         return signature
 
 
@@ -229,7 +222,7 @@ def _overlapping_runs(lock: BaseLock) -> LockInfo | None:
 def _stores_errors(task: LockedTask[..., Any]) -> bool:
     """Whether Celery stores an error of the run. It does not if the message was sent again, as the task may run
     elsewhere."""
-    return not vars(task.request).get(SENT_AGAIN)
+    return not vars(task.request).get(deliveries.SENT_AGAIN)
 
 
 worker_init.connect(check_worker, weak=False)
@@ -319,15 +312,12 @@ def _locked(body: Any) -> Callable[..., Any]:
     setattr(run, BODY, body)
     if inspect.isfunction(function):
         run.__wrapped__ = function  # type: ignore[attr-defined]
-        if isinstance(body, staticmethod):
-            run.__signature__ = _with_task(inspect.signature(function))  # type: ignore[attr-defined]
+        if isinstance(body, staticmethod):  # it does not pass the task on to its body
+            signature = inspect.signature(function)
+            task = inspect.Parameter("_rlock_task", inspect.Parameter.POSITIONAL_ONLY)
+            named = signature.replace(parameters=[task, *signature.parameters.values()])
+            run.__signature__ = named  # type: ignore[attr-defined]
     return update_wrapper(FunctionType(run.__code__, run.__globals__, run.__name__, None, run.__closure__), run)
-
-
-def _with_task(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a method that does not pass the task on to its body."""
-    task = inspect.Parameter("_rlock_task", inspect.Parameter.POSITIONAL_ONLY)
-    return signature.replace(parameters=[task, *signature.parameters.values()])
 
 
 def _beginning(call: Callable[..., Any]) -> Callable[..., Any]:

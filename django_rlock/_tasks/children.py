@@ -69,17 +69,14 @@ class _Parent:
 
     def _look(self) -> None:
         for key, _ in self._selector.select(_AGAIN if self._left else None):
-            if key.fileobj is self.ours:
-                self._meet()
-            else:
+            if key.fileobj is not self.ours:
                 self._part(key.fd, *key.data)
+                continue
+            client, descriptors, *_ = socket.recv_fds(self.ours, 100, 2)
+            if len(descriptors) == 2:
+                pipe, file = descriptors
+                self._selector.register(pipe, selectors.EVENT_READ, (file, client.decode()))
         self._left = [each for each in self._left if not self._freed(*each)]
-
-    def _meet(self) -> None:
-        client, descriptors, *_ = socket.recv_fds(self.ours, 100, 2)
-        if len(descriptors) == 2:
-            pipe, file = descriptors
-            self._selector.register(pipe, selectors.EVENT_READ, (file, client.decode()))
 
     def _part(self, pipe: int, file: int, client: str) -> None:
         """Handle the end of a child."""
@@ -158,7 +155,11 @@ _child: _Child | None = None
 def note_of(task_id: str, lock: BaseLock, kind: str | None) -> Note | None:
     """The note of the lock that the parent frees if this process dies while the task runs; None if it is not a child of
     a worker."""
-    if _this_child() is None:
+    global _child  # noqa: PLW0603 - a process is one child
+    if _child is None and _parent is not None and os.getppid() == _parent.pid:
+        with suppress(OSError):  # the parent is ending, or does not read: the next task tries again
+            _child = _Child(_parent)
+    if _child is None:
         return None
     return {"task": task_id, "lease": lock.lease_time, "locks": [(each.using, kind, each.name) for each in lock.parts]}
 
@@ -177,14 +178,6 @@ def erase(note: Note) -> None:
         # If this was the last note, the file keeps it: the parent frees only locks that the child still holds.
         if _child.notes:
             _child.write()
-
-
-def _this_child() -> _Child | None:
-    global _child  # noqa: PLW0603 - a process is one child
-    if _child is None and _parent is not None and os.getppid() == _parent.pid:
-        with suppress(OSError):  # the parent is ending, or does not read: the next task tries again
-            _child = _Child(_parent)
-    return _child
 
 
 def _forget_child() -> None:

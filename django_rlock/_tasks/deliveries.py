@@ -165,16 +165,13 @@ class Delivery:
     @property
     def may_be_a_copy(self) -> bool:
         """Whether another delivery may exist, so that the record of the task must be read."""
-        return self.has_begun or bool(self._token) or bool(self._returned) or self._has_waited
-
-    @property
-    def _has_waited(self) -> bool:
-        """Whether the message has been in the worker for so long that the broker may have delivered it to another
-        worker."""
+        if self.has_begun or self._token or self._returned:
+            return True
         if self._received is None:  # the worker's main process has not noted it, as with another class of requests
             return bool(self._task.acks_late)
+        # It may have been in the worker for so long that the broker has delivered it to another worker.
         waited = monotonic() - self._received
-        return waited > _SHORTEST_VISIBILITY / 2 and bool(waited > self.visibility / 2)
+        return waited > _SHORTEST_VISIBILITY / 2 and waited > self.visibility / 2
 
     def standing(self) -> Standing:
         """Read, by one command, what to do with the delivery. Raises LockUnavailableError if Redis is unreachable."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -159,20 +160,14 @@ def has_ended(pid: int, started: str = "") -> bool:
     time of the process, which distinguishes it from a later process with the same id; empty if unknown.
     """
     found = _stat(pid)
-    if found is None:
-        return not _exists(pid)
-    # The main thread may end before other threads, which may still have commands under way.
-    return (found.state in "ZX" and found.threads <= 1) or started not in {"", found.started}
-
-
-def _exists(pid: int) -> bool:
+    if found is not None:
+        # The main thread may end before other threads, which may still have commands under way.
+        return (found.state in "ZX" and found.threads <= 1) or started not in {"", found.started}
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # a process of another user
-    return True
+    except OSError as error:  # otherwise it may be a process of another user
+        return isinstance(error, ProcessLookupError)
+    return False
 
 
 class _Stat(NamedTuple):
@@ -210,17 +205,12 @@ def _machine() -> str:
         processes = str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
         return ""
-    parts = [socket.gethostname(), _installation(), boot, processes]
+    # A clone of a running machine has the same boot id, but another installation id; containers have none.
+    installation = ""
+    with suppress(OSError):
+        installation = Path("/etc/machine-id").read_text()
+    parts = [socket.gethostname(), installation, boot, processes]
     return blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
-
-
-def _installation() -> str:
-    """The id of the machine's installation; containers have none. A clone of a running machine has the same boot id,
-    but another installation id."""
-    try:
-        return Path("/etc/machine-id").read_text()
-    except OSError:
-        return ""
 
 
 on_fork("identity", _process_label.cache_clear)

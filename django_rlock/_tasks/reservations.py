@@ -40,15 +40,7 @@ from django_rlock._core.foreign import message_options
 from django_rlock._redis import keys, scripts
 from django_rlock._tasks.deliveries import COPY, TOKEN, run_call
 from django_rlock._tasks.holders import TaskHolder, seems_dead
-from django_rlock._transport.calls import (
-    ASKS,
-    REMEMBERED,
-    RUNS,
-    UNSENT,
-    ScriptCall,
-    Template,
-    reservation_call,
-)
+from django_rlock._transport import calls
 from django_rlock._transport.identity import new_request
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockUnavailableError, TaskQueuedError
@@ -156,7 +148,7 @@ class Reservation:
         try:
             result = send(task_id=self.task_id, **options)
         except BaseException:
-            self.release(UNSENT)
+            self.release(calls.UNSENT)
             raise
         self.keep_in_queue(options)
         return result
@@ -179,15 +171,15 @@ class Reservation:
         # If the process dies, its lock is freed, but the broker delivers this message again: only the reservation still
         # keeps out duplicates then.
         if self._task.acks_late and self._options.scope == "queue" and not self._options.runs_again:
-            return self._change(milliseconds(self._options.queue_time), RUNS).is_replaced
+            return self._change(milliseconds(self._options.queue_time), calls.RUNS).is_replaced
         self._is_released = True
-        return self._change(0, RUNS).is_replaced
+        return self._change(0, calls.RUNS).is_replaced
 
     def is_replaced(self) -> bool:
         """Whether another message has replaced this one."""
-        return self._change(ASKS, RUNS).is_replaced
+        return self._change(calls.ASKS, calls.RUNS).is_replaced
 
-    def release(self, state: str = RUNS) -> None:
+    def release(self, state: str = calls.RUNS) -> None:
         """Release the reservation, if this message still has it; in the background if Redis is unreachable. With
         ``UNSENT``, the message that was to be replaced gets the reservation back."""
         if self._is_released:
@@ -209,9 +201,9 @@ class Reservation:
         it was taken."""
         freed = False
         for _ in ("the former reservation", "the reservation"):
-            if known := self._change(0, RUNS).known:
+            if known := self._change(0, calls.RUNS).known:
                 self._value = known  # by its value, because this command may be executed late
-                freed = self._change(0, RUNS).is_done or freed
+                freed = self._change(0, calls.RUNS).is_done or freed
         return freed
 
     def _try_to_reserve(
@@ -222,14 +214,14 @@ class Reservation:
         reservation, reservations, former, _ = keys.reservation_change_keys(self.lock.key, self._key)
         all_keys = reservation, self.lock.key, reservations, former, keys.requests_key(self.lock.key)
         args = milliseconds(SENDING), mark, json.dumps(about), milliseconds(starts_in), replaces
-        queueing = Template(scripts.TASK_QUEUE, (*args, milliseconds(REMEMBERED)), all_keys)
+        queueing = calls.Template(scripts.TASK_QUEUE, (*args, milliseconds(calls.REMEMBERED)), all_keys)
         request = f"{new_request()} {self._value}"
-        call = ScriptCall(self.lock.name, queueing, self.lock.key, request)
+        call = calls.ScriptCall(self.lock.name, queueing, self.lock.key, request)
         known, run, left_ms = run_call(self._options.using, call)
         return known.decode().partition("\n")[0], run.decode(), left_ms
 
     def _change(self, ms: int | str, starts: int | str) -> _Changed:
-        call = reservation_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
+        call = calls.reservation_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
         done, known, replaced = run_call(self._options.using, call)
         return _Changed(bool(done), known.decode().partition("\n")[0].removeprefix(_UNSENT), bool(replaced))
 
@@ -253,7 +245,7 @@ def is_header(value: object) -> bool:
     return False
 
 
-def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
+def release_later(header: Header, task_id: str, state: str = calls.RUNS) -> None:
     """Release a message's reservation in the background, if the message still has it; its task need not be known
     here."""
     if not is_header(header):
@@ -264,7 +256,9 @@ def release_later(header: Header, task_id: str, state: str = RUNS) -> None:
     except ImproperlyConfigured as error:
         log(logger, logging.WARNING, "The reservation of message %s is not released: %s", task_id, error)
         return
-    call = reservation_call(lock.name, lock.key, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state)
+    call = calls.reservation_call(
+        lock.name, lock.key, keys.reservation_key(lock.key, mark), f"{token}:{task_id}", 0, state
+    )
     clean_up(using, call, monotonic() + _RELEASED_WITHIN)
 
 
@@ -279,14 +273,12 @@ def mark_of(task: AbstractTask[..., Any]) -> str:
 
 @cache
 def _mark(name: str, urls: str, prefix: str) -> str:
-    brokers = sorted(map(_broker, filter(None, urls.split(";"))))
+    # Without passwords. ``parse_url`` would refuse a unix socket's URL with ``virtual_host``.
+    brokers = sorted(
+        f"{parts.hostname}:{parts.port}/{parts.path}{parts.query.get('virtual_host', '')}"
+        for parts in map(url_to_parts, filter(None, urls.split(";")))
+    )
     return blake2b("\n".join([name, prefix, *brokers]).encode(), digest_size=_MARK_BYTES).hexdigest()
-
-
-def _broker(url: str) -> str:
-    """Names a broker without its password. ``parse_url`` would refuse a unix socket's URL with ``virtual_host``."""
-    parts = url_to_parts(url)
-    return f"{parts.hostname}:{parts.port}/{parts.path}{parts.query.get('virtual_host', '')}"
 
 
 def unfit_alias(task: AbstractTask[..., Any]) -> str:
@@ -319,9 +311,14 @@ def send_once(
     reservation = Reservation(task, lock_name(), task_id, uuid.uuid4().hex)
     replaces = on_queued if on_queued in {"earlier", "replace"} else ""
     other = reservation.reserve(_queue_of(task, args, options), _starts_in(task, options), replaces)
-    if other is not None:
-        return _left_to(other, task, reservation, on_queued)
-    return sent(reservation.send({**options, "headers": {**headers, RESERVATION: reservation.header}}, send))
+    if other is None:
+        return sent(reservation.send({**options, "headers": {**headers, RESERVATION: reservation.header}}, send))
+    if on_queued == "raise":
+        raise TaskQueuedError(reservation.lock.name, other)
+    reason = f"task {other} waits or runs with its key"
+    log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
+    task_deduplicated.notify(reservation.lock, task=task, task_id=other, reason=reason)
+    return sent(task.AsyncResult(other), was_sent=False)
 
 
 def _send_again(
@@ -354,16 +351,6 @@ def sent(result: AsyncResult[Any], was_sent: bool = True) -> AsyncResult[Any]:
     """The result, with ``was_sent``: whether this call has sent its message."""
     result.was_sent = was_sent  # type: ignore[attr-defined]
     return result
-
-
-def _left_to(other: str, task: AbstractTask[..., Any], reservation: Reservation, on_queued: str) -> AsyncResult[Any]:
-    lock = reservation.lock
-    if on_queued == "raise":
-        raise TaskQueuedError(lock.name, other)
-    reason = f"task {other} waits or runs with its key"
-    log(logger, logging.INFO, "Task %s was not sent: %s", task.name, reason)
-    task_deduplicated.notify(lock, task=task, task_id=other, reason=reason)
-    return sent(task.AsyncResult(other), was_sent=False)
 
 
 def _queue_of(

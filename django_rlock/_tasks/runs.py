@@ -69,17 +69,13 @@ def run_message(
     except _ReplacedError:
         result = run.leave_to_another()
     except Exception as error:
-        if reservation is not None and _is_outcome(task, error):
+        is_outcome = not _is_retried(task, error) and not isinstance(error, Retry | Reject | Ignore)
+        if reservation is not None and is_outcome:
             reservation.release()
         raise
     if reservation is not None:
         reservation.release()
     return result
-
-
-def _is_outcome(task: AbstractTask[..., Any], error: Exception) -> bool:
-    """Whether the task fails with an error."""
-    return not _is_retried(task, error) and not isinstance(error, Retry | Reject | Ignore)
 
 
 def _is_retried(task: AbstractTask[..., Any], error: BaseException) -> bool:
