@@ -32,6 +32,11 @@ from django_rlock.locks.transactions import given_back_later
 
 logger = logging.getLogger("django_rlock.middleware")
 
+_LEFT = (
+    "%r ended and still held lock %r, acquired at %s, which is released now. Take it with 'with', or release it in "
+    "'finally'."
+)
+
 
 class LockMiddleware:
     """Turns lock errors of requests into responses, names the request in reports, and releases locks that the view left
@@ -136,21 +141,9 @@ def _left(owner: Owner, about: Work) -> Iterator[tuple[BaseLock, Owner]]:
         # The end of a transaction around the request releases the others.
         left = hold.count - given_back_later(hold.key)
         if left > 0 and (hold.owner is owner or hold.owner.ended):
-            _tell_left(hold, about)
             lock: Any = hold.lock
+            log(logger, logging.WARNING, _LEFT, about["route"], lock.name, hold.taken_at)
             yield from [(lock, hold.owner)] * left
-
-
-def _tell_left(hold: Hold, about: Work) -> None:
-    log(
-        logger,
-        logging.WARNING,
-        "%r ended and still held lock %r, acquired at %s, which is released now. Take it with 'with', or release it in "
-        "'finally'.",
-        about["route"],
-        hold.lock.name,
-        hold.taken_at,
-    )
 
 
 def _tell_failure(failure: RLockError, about: Work) -> None:

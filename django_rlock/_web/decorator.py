@@ -20,20 +20,7 @@ from django.utils.decorators import classonlymethod
 from django.views import View
 
 from django_rlock._core.text import printable
-from django_rlock._web.calls import (
-    AROUND,
-    Atomic,
-    LockedCall,
-    Naming,
-    OnLocked,
-    Options,
-    async_wrapper,
-    databases,
-    in_transactions,
-    mark,
-    opens_inside,
-    sync_wrapper,
-)
+from django_rlock._web import calls
 from django_rlock._web.keytemplates import KeyTemplate, check_names, definition
 from django_rlock.exceptions import KeyTemplateError
 from django_rlock.locks import BaseLock, Duration, LockTerms
@@ -102,11 +89,7 @@ def _method_for(cls: type, view: Any, request: HttpRequest) -> object:
     # The methods of a view set of Django REST framework are not named after HTTP's methods.
     names = getattr(view, "actions", None) or dict.fromkeys([name], name)
     method = getattr(cls, names.get(name, name), None)
-    return _method_for_get(cls, names) if method is None and name == "head" else method
-
-
-def _method_for_get(cls: type, names: dict[str, str]) -> object:
-    return getattr(cls, names.get("get", "get"), None)
+    return getattr(cls, names.get("get", "get"), None) if method is None and name == "head" else method
 
 
 def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., Any]:
@@ -115,22 +98,22 @@ def with_transactions(view: Callable[..., Any], find: Finder) -> Callable[..., A
     A view that opens its transactions as a whole stays unchanged, and so does an async view, which Django refuses under
     ATOMIC_REQUESTS.
     """
-    if opens_inside(view) or iscoroutinefunction(view):
+    if calls.opens_inside(view) or iscoroutinefunction(view):
         return view
 
     @functools.wraps(view)
     def locked_or_not(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if opens_inside(find(request)):
+        if calls.opens_inside(find(request)):
             with _outer_transactions_kept():
                 return view(request, *args, **kwargs)
-        aliases = databases("auto", True, left_out)
-        with in_transactions(aliases):
+        aliases = calls.databases("auto", True, left_out)
+        with calls.in_transactions(aliases):
             response = view(request, *args, **kwargs)
             if aliases:
-                ensure_owned(AROUND.get())
+                ensure_owned(calls.AROUND.get())
             return response
 
-    left_out = mark(locked_or_not)
+    left_out = calls.mark(locked_or_not)
     return locked_or_not
 
 
@@ -157,7 +140,7 @@ T = TypeVar("T")
 TEMPLATES = "rlock_templates"
 """The attribute of decorated callables that holds their key templates, for the check against the URLconf."""
 
-DECORATED_AT: WeakKeyDictionary[Options, tuple[str, int]] = WeakKeyDictionary()
+DECORATED_AT: WeakKeyDictionary[calls.Options, tuple[str, int]] = WeakKeyDictionary()
 """The module and line of each decorator that names an alias, for the check against RLOCK."""
 
 
@@ -174,7 +157,7 @@ class _Skipping(Protocol):
 
 @overload
 def distributed_lock(
-    *templates: str | Naming,
+    *templates: str | calls.Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
@@ -184,12 +167,12 @@ def distributed_lock(
     kind: KindName | None = None,
     on_locked: Literal["skip"],
     status: int | None = None,
-    atomic: Atomic = "auto",
+    atomic: calls.Atomic = "auto",
     condition: Callable[..., object] | None = None,
 ) -> _Skipping: ...
 @overload
 def distributed_lock(
-    *templates: str | Naming,
+    *templates: str | calls.Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
@@ -199,11 +182,11 @@ def distributed_lock(
     kind: KindName | None = None,
     on_locked: Literal["raise"] | Callable[..., Any] | None = None,
     status: int | None = None,
-    atomic: Atomic = "auto",
+    atomic: calls.Atomic = "auto",
     condition: Callable[..., object] | None = None,
 ) -> Callable[[F], F]: ...
 def distributed_lock(  # noqa: PLR0913 - each is given by its name
-    *templates: str | Naming,
+    *templates: str | calls.Naming,
     wait_time: Duration | None = UNSET,
     lease_time: Duration | None = None,
     at_least: Duration | None = None,
@@ -211,9 +194,9 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
     permits: int | None = None,
     using: str = DEFAULT_ALIAS,
     kind: KindName | None = None,
-    on_locked: OnLocked = None,
+    on_locked: calls.OnLocked = None,
     status: int | None = None,
-    atomic: Atomic = "auto",
+    atomic: calls.Atomic = "auto",
     condition: Callable[..., object] | None = None,
     **unknown: Any,
 ) -> Any:
@@ -262,7 +245,7 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         raise unknown_option("distributed_lock", unknown)
     if not templates:
         raise TypeError("distributed_lock() needs a key template, such as 'stock:<pk>'.")
-    options = Options(
+    options = calls.Options(
         **LockTerms.checked(
             wait_time=None if wait_time is UNSET else wait_time,
             lease_time=lease_time,
@@ -295,7 +278,7 @@ class Decorator:
     """The return value of ``distributed_lock(...)``. ``is_bare`` says that ``@distributed_lock`` was written above a
     function without being called, and got that function instead of a template."""
 
-    def __init__(self, options: Options, is_bare: bool = False) -> None:
+    def __init__(self, options: calls.Options, is_bare: bool = False) -> None:
         self.options = options
         self.is_bare = is_bare
 
@@ -391,10 +374,10 @@ def _is_function(value: Any) -> bool:
     return callable(value) or isinstance(value, classmethod | staticmethod)
 
 
-def _decorate(options: Options, func: F) -> F:
+def _decorate(options: calls.Options, func: F) -> F:
     _check_function(func)
-    call = LockedCall(func, options)
-    wrapper = async_wrapper(call) if _is_async(func) else sync_wrapper(call)
+    call = calls.LockedCall(func, options)
+    wrapper = calls.async_wrapper(call) if _is_async(func) else calls.sync_wrapper(call)
     parsed = [template for template in options.templates if isinstance(template, KeyTemplate)]
     for template in parsed:
         _check_template(template, call, func)
@@ -404,7 +387,7 @@ def _decorate(options: Options, func: F) -> F:
     return MethodOfClass(wrapper) if _is_view_method(call) else wrapper  # type: ignore[return-value]
 
 
-def _is_view_method(call: LockedCall) -> bool:
+def _is_view_method(call: calls.LockedCall) -> bool:
     """Whether the callable is a view method in the body of a class, which opens the transactions of its requests."""
     if call.left_out is None or call.arguments.signature is None:
         return False
@@ -421,7 +404,7 @@ def _is_async(func: Any) -> bool:
     return iscoroutinefunction(func) or iscoroutinefunction(type(func).__call__)
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: calls.Options) -> None:
     if not isinstance(options.using, str):
         raise unknown_alias(options.using)
     if options.on_locked not in (None, "raise", "skip") and not callable(options.on_locked):
@@ -461,7 +444,7 @@ def _check_function(func: Any) -> None:
         raise TypeError(f"@distributed_lock(...) decorates a function, not {func!r}; the key template comes first.")
 
 
-def _check_template(template: KeyTemplate, call: LockedCall, func: Callable[..., Any]) -> None:
+def _check_template(template: KeyTemplate, call: calls.LockedCall, func: Callable[..., Any]) -> None:
     names = call.arguments.names
     if names is None:
         return

@@ -8,23 +8,12 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, NamedTuple
 
-from django_rlock._web.values import (
-    FROM_REQUEST,
-    MAX_BYTES,
-    VALUE_CHARS,
-    MissingError,
-    UnusableValueError,
-    converted,
-    encoded,
-    find_converter,
-    no_converter,
-    shortened,
-    step,
-)
+from django_rlock._web import values
 from django_rlock.exceptions import KeyTemplateError
 
 # --- templates --------------------------------------------------------------------------------------------------------
@@ -59,29 +48,29 @@ class _Placeholder(NamedTuple):
 
     @property
     def needs(self) -> str:
-        return "request" if self.path and self.root in FROM_REQUEST else self.root
+        return "request" if self.path and self.root in values.FROM_REQUEST else self.root
 
     def render(self, namespace: Mapping[str, Any], colon: str, read: list[Any]) -> str:
         try:
             value = namespace[self.root] if self.root in namespace else self._from_request(namespace)
             for segment in self.path:
                 read.append(value)
-                value = step(value, segment)
-            return converted(self.converter, value) if self.converter else encoded(value, colon, read)
-        except MissingError as missing:
+                value = values.step(value, segment)
+            return values.converted(self.converter, value) if self.converter else values.encoded(value, colon, read)
+        except values.MissingError as missing:
             if self.optional:
                 return ""
             advice = f"pass a value, or write {str(self)[:-1]}?> if it may be missing"
-            raise UnusableValueError(f"{self} {missing}; {advice}") from missing.__cause__
-        except UnusableValueError as refused:
-            raise UnusableValueError(f"{self} {refused}") from refused.__cause__
+            raise values.UnusableValueError(f"{self} {missing}; {advice}") from missing.__cause__
+        except values.UnusableValueError as refused:
+            raise values.UnusableValueError(f"{self} {refused}") from refused.__cause__
 
     def _from_request(self, namespace: Mapping[str, Any]) -> Any:
         # A bound argument takes precedence over the request's GET, POST, header and data: the body works with it, and
         # the signature fixes it. Otherwise a client could choose the key by sending a field of that name.
         if self.needs not in namespace:
-            raise MissingError(f"is missing: there is no {self.needs!r}")
-        return FROM_REQUEST[self.root](namespace["request"])
+            raise values.MissingError(f"is missing: there is no {self.needs!r}")
+        return values.FROM_REQUEST[self.root](namespace["request"])
 
 
 def names_user(placeholder: _Placeholder) -> bool:
@@ -110,7 +99,7 @@ class KeyTemplate:
         try:
             parts = tuple(_parse(source))
             separators = [set(text) for text in _separators(parts)]
-        except UnusableValueError as refused:
+        except values.UnusableValueError as refused:
             shown = source if source and str(source).isprintable() else ascii(source)
             raise KeyTemplateError(f"{shown}: {refused}", template=source) from None
         literals = "".join("%s" if isinstance(part, _Placeholder) else part.replace("%", "%%") for part in parts)
@@ -118,7 +107,7 @@ class KeyTemplate:
         names = frozenset(placeholder.needs for placeholder in placeholders)
         # The colon of "shop.order:7" stays plain only if a colon does not end a value. Strings give upper-case
         # escapes, so with either spelling an instance shares its key with no string.
-        colon = ":" if all(text - VALUE_CHARS - {":"} for text in separators) else "%3a"
+        colon = ":" if all(text - values.VALUE_CHARS - {":"} for text in separators) else "%3a"
         return cls(source, names, literals, placeholders, colon)
 
     def render(self, namespace: Mapping[str, Any], read: list[Any] | None = None) -> str:
@@ -130,10 +119,10 @@ class KeyTemplate:
         colon, read = self._colon, [] if read is None else read
         try:
             key = self._format % tuple([each.render(namespace, colon, read) for each in self.placeholders])
-        except UnusableValueError as refused:
+        except values.UnusableValueError as refused:
             text = check_names(self, namespace, "the call") or f"{self.source}: {refused}"
             raise KeyTemplateError(text, template=self.source) from refused.__cause__
-        return key if len(key) <= MAX_BYTES and key.isascii() else shortened(key)
+        return key if len(key) <= values.MAX_BYTES and key.isascii() else values.shortened(key)
 
 
 def check_names(template: KeyTemplate, available: Collection[str], what: str) -> str | None:
@@ -161,15 +150,15 @@ def check_converters(template: KeyTemplate) -> str | None:
     Call it once the URLconf is loaded, where projects register their converters; templates are parsed before.
     """
     for name in (placeholder.converter for placeholder in template.placeholders):
-        if name and find_converter(name) is None:
-            return f"{template.source}: {no_converter(name)}"
+        if name and values.find_converter(name) is None:
+            return f"{template.source}: {values.no_converter(name)}"
     return None
 
 
 def _closest(name: str, available: Collection[str], template: KeyTemplate) -> str | None:
     used = {placeholder.root for placeholder in template.placeholders}
     free = [other for other in available if other not in used | {"request", "self", "cls", "task"}]
-    fields = list(FROM_REQUEST) if "request" in available else []
+    fields = list(values.FROM_REQUEST) if "request" in available else []
     folded = {other.lower(): other for other in (*fields, *free)}
     if close := difflib.get_close_matches(name.lower(), list(folded), n=1):
         return folded[close[0]]
@@ -179,14 +168,16 @@ def _closest(name: str, available: Collection[str], template: KeyTemplate) -> st
 
 def _parse(source: object) -> Iterator[str | _Placeholder]:
     if not isinstance(source, str) or not source.strip():
-        raise UnusableValueError("a key template is a string that is not empty, such as 'stock:<id>'")
+        raise values.UnusableValueError("a key template is a string that is not empty, such as 'stock:<id>'")
     literal, empty_key = "", True
     for piece in _TOKEN.split(source):
         if "<" not in piece or piece == "<<":
             literal += piece[:1] if piece == "<<" else piece
             continue
         if not piece.endswith(">"):
-            raise UnusableValueError(f"{piece[piece.index('<') :]!r} is not closed; write '<<' for a literal '<'")
+            raise values.UnusableValueError(
+                f"{piece[piece.index('<') :]!r} is not closed; write '<<' for a literal '<'"
+            )
         if literal:
             yield _literal(literal)
         placeholder = _placeholder(piece[1:-1])
@@ -196,13 +187,15 @@ def _parse(source: object) -> Iterator[str | _Placeholder]:
     if literal:
         yield _literal(literal)
     elif empty_key:
-        raise UnusableValueError("without the optional values the key would be empty; begin with a name, as 'stock:'")
+        raise values.UnusableValueError(
+            "without the optional values the key would be empty; begin with a name, as 'stock:'"
+        )
 
 
 def _literal(text: str) -> str:
     for char in text:
         if char in "{}~" or not char.isprintable():
-            raise UnusableValueError(
+            raise values.UnusableValueError(
                 f"no {char!a} in a template: braces and '~' are reserved for the library, and the rest must be "
                 f"printable; remove it, or write <name> where a value is meant"
             )
@@ -215,12 +208,12 @@ def _placeholder(text: str) -> _Placeholder:
     root, *path = dotted.split(".")
     words = [segment.replace("-", "").replace("_", "") for segment in path]  # headers have hyphens
     if not root.isidentifier() or not all(map(str.isalnum, words)) or (colon and not converter.isidentifier()):
-        raise UnusableValueError(
+        raise values.UnusableValueError(
             f"{shown} is not a placeholder; write <name>, <int:name> or <name.attribute>, with '?' at the "
             f"end if it may be missing, and no calls, indexes or spaces; '<<' is a literal '<'"
         )
     if any(segment.startswith("_") for segment in (root, *path)):
-        raise UnusableValueError(f"{shown} reads a private name; use a name without a leading underscore")
+        raise values.UnusableValueError(f"{shown} reads a private name; use a name without a leading underscore")
     return _Placeholder(converter, root, tuple(path), text.endswith("?"))
 
 
@@ -235,8 +228,8 @@ def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
             text = part
             continue
         if left is not None:
-            if VALUE_CHARS.issuperset(text):
-                raise UnusableValueError(
+            if values.VALUE_CHARS.issuperset(text):
+                raise values.UnusableValueError(
                     f"'{left}{text}{part}' is ambiguous: values may contain letters, digits and '_.@-%', so "
                     f"two calls could get one key; put a separator such as ':' between, as in '{left}:{part}'"
                 )
@@ -259,7 +252,12 @@ class Arguments:
     """Names the arguments of calls of one function; ``names`` is None if any name is allowed."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
-        self.signature = _signature(func)
+        self.signature = None
+        # Django's method_decorator decorates a partial of the bound method in each request: its signature would cost
+        # too much. Arguments from the URL have names.
+        if not is_partial_method(func):
+            with suppress(TypeError, ValueError):
+                self.signature = inspect.signature(func, **_STRINGS)
         parameters = [] if self.signature is None else [*self.signature.parameters.values()]
         kinds = {each.kind for each in parameters}
         # A decorator below may accept other arguments than the function that it wraps.
@@ -283,9 +281,6 @@ class Arguments:
             # Every argument has a name, and none was given twice.
             if len(given) == len(args) + len(kwargs) and found.keys() == self._known:
                 return found
-        return self._bound(args, kwargs, is_part)
-
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_part: bool) -> dict[str, Any]:
         signature = self.signature
         if signature is None:
             return dict(kwargs)
@@ -296,10 +291,10 @@ class Arguments:
                 raise
             return dict(kwargs)
         bound.apply_defaults()
-        found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         for name, value in bound.arguments.items():
-            found.update(value if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-        return found
+            named.update(value if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+        return named
 
 
 def is_partial_method(func: object) -> bool:
@@ -312,14 +307,3 @@ def definition(func: Any) -> Any:
     while isinstance(func, functools.partial) and not hasattr(func, "__qualname__"):
         func = func.func
     return func if hasattr(func, "__qualname__") else type(func)
-
-
-def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
-    # Django's method_decorator decorates a partial of the bound method in each request: its signature would cost too
-    # much. Arguments from the URL have names.
-    if is_partial_method(func):
-        return None
-    try:
-        return inspect.signature(func, **_STRINGS)
-    except (TypeError, ValueError):
-        return None
