@@ -59,9 +59,9 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     """
     usable, refusals = _examined()
     errors: list[CheckMessage] = [
-        _warning("W010", str(error), "With --deploy, this is an error.")
+        _message("W010", str(error), "With --deploy, this is an error.")
         if isinstance(error, NoPlaceError)
-        else _error("E001", str(error), "Correct RLOCK or CACHES.")
+        else _message("E001", str(error), "Correct RLOCK or CACHES.")
         for error in refusals
     ]
     return [*errors, *([] if errors else _no_default()), *_breaches(usable, for_deployments=False)]
@@ -76,20 +76,14 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     """
     usable, refusals = _examined()
     unplaced = [error for error in refusals if isinstance(error, NoPlaceError)]
-    errors = [_error("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
+    errors = [_message("E004", str(error), "Set CACHE, NODES or STORE in RLOCK.") for error in unplaced]
     return [*errors, *_breaches(usable, for_deployments=True), *_no_threads()]
 
 
-def _warning(number: str, text: str, advice: str) -> CheckMessage:
-    return CheckWarning(text, hint=_hint(advice, number), id=f"django_rlock.{number}")
-
-
-def _error(number: str, text: str, advice: str) -> CheckMessage:
-    return Error(text, hint=_hint(advice, number), id=f"django_rlock.{number}")
-
-
-def _hint(advice: str, number: str) -> str:
-    return f"{advice} See the documentation of django-rlock: {PLACE}#django_rlock{number.lower()}"
+def _message(number: str, text: str, advice: str) -> CheckMessage:
+    make = Error if number.startswith("E") else CheckWarning
+    hint = f"{advice} See the documentation of django-rlock: {PLACE}#django_rlock{number.lower()}"
+    return make(text, hint=hint, id=f"django_rlock.{number}")
 
 
 def _examined() -> tuple[list[str], list[ImproperlyConfigured]]:
@@ -115,7 +109,7 @@ def _no_default() -> Iterator[CheckMessage]:
     if named and DEFAULT_ALIAS not in named:
         text = f"RLOCK has no {DEFAULT_ALIAS!r}: code that names no alias uses CACHES['default'], with default options."
         advice = f"If this is intended, add {DEFAULT_ALIAS!r}: {{}} to RLOCK; otherwise rename the intended alias."
-        yield _warning("W008", text, advice)
+        yield _message("W008", text, advice)
 
 
 # --- rules for one alias ----------------------------------------------------------------------------------------------
@@ -262,8 +256,7 @@ def _breaches(aliases: Iterable[str], for_deployments: bool) -> Iterator[CheckMe
     for alias in aliases:
         for number, is_for_deployments, find in RULES:
             if is_for_deployments == for_deployments:
-                make = _error if number.startswith("E") else _warning
-                yield from (make(number, text, advice) for text, advice in find(get_settings(alias)))
+                yield from (_message(number, text, advice) for text, advice in find(get_settings(alias)))
 
 
 def _entry(options: AliasSettings) -> str:
@@ -294,11 +287,13 @@ def _other_uses(cache: str) -> Iterator[str]:
 
 def _no_threads() -> Iterator[CheckMessage]:
     options = _uwsgi_options()
-    if options and not ("threads" in options or _is_on(options.get("enable-threads", False))):
+    enabled = options.get("enable-threads", False)
+    enabled = enabled.decode() if isinstance(enabled, bytes) else str(enabled)
+    if options and "threads" not in options and enabled.lower() not in {"1", "true", "yes", "on"}:
         text = (
             "uWSGI runs no threads, so nothing renews locks: each is lost when its lease ends, even while it is held."
         )
-        yield _warning("W006", text, "Set enable-threads = true for uWSGI, or threads.")
+        yield _message("W006", text, "Set enable-threads = true for uWSGI, or threads.")
 
 
 def warn_inside_uwsgi() -> None:
@@ -324,11 +319,6 @@ def _uwsgi_options() -> dict[str, Any]:
     prefix = "UWSGI_"
     found = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
     return {name.removeprefix(prefix).lower().replace("_", "-"): value for name, value in found.items()}
-
-
-def _is_on(value: object) -> bool:
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return text.lower() in {"1", "true", "yes", "on"}
 
 
 def _configured_threads() -> Iterator[tuple[str, int]]:
@@ -376,21 +366,16 @@ def check_aliases(**_options: Any) -> list[CheckMessage]:
     except ImproperlyConfigured:
         return []  # another check reports it, once
     lines = sorted((*line, options.using) for options, line in DECORATED_AT.items() if options.using not in known)
-    return [
-        Error(
-            f"{module}, line {line}: @distributed_lock: {unknown_alias(using)}",
-            hint="See the documentation of django-rlock: docs/checks.md#django_rlocke011",
-            id="django_rlock.E011",
-        )
-        for module, line, using in lines
-    ]
+    hint = f"See the documentation of django-rlock: {PLACE}#django_rlocke011"
+    texts = [f"{module}, line {line}: @distributed_lock: {unknown_alias(using)}" for module, line, using in lines]
+    return [Error(text, hint=hint, id="django_rlock.E011") for text in texts]
 
 
 def check_hooks(**_: Any) -> list[CheckMessage]:
     """W012: a method of a ModelAdmin or an authentication backend is locked, and gets a request, but is not a view."""
     import_views()
     return [
-        _warning(
+        _message(
             "W012",
             f"{hook} is not a view: if its lock is taken or lost, it raises the error, and the user sees status 500 "
             f"unless LockMiddleware is installed.",

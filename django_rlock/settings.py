@@ -326,10 +326,10 @@ def parsed_entry(alias: str) -> AliasSettings:
     if options is _MISNAMED:
         raise ImproperlyConfigured(f"An alias in RLOCK must be a string without '#' and '://', not {shown(alias)}.")
     if not isinstance(options, dict):
-        raise ImproperlyConfigured(
-            f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.{_meant_for_default(alias)}"
-        )
-    parsed = AliasSettings(alias, **{_known_option(alias, key): _parse(alias, key, options[key]) for key in options})
+        advice = f" For an option of the alias 'default', write RLOCK = {{'default': {{{alias!r}: …}}}}."
+        meant = advice if alias in _OPTIONS else ""
+        raise ImproperlyConfigured(f"RLOCK[{alias!r}] must be a dict of options, not {shown(options)}.{meant}")
+    parsed = AliasSettings(alias, **{str(key).lower(): _parse(alias, key, options[key]) for key in options})
     _check_store(parsed, options)
     if parsed.store == "cache":
         _check_caches(parsed)
@@ -371,23 +371,12 @@ def _entries() -> dict[str, Any]:
     return {redacted(str(key)): _MISNAMED for key in entries if key not in named} | named
 
 
-def _meant_for_default(name: str) -> str:
-    """Advice for an option that was written in the place of an alias."""
-    if name not in _OPTIONS:
-        return ""
-    return f" For an option of the alias 'default', write RLOCK = {{'default': {{{name!r}: …}}}}."
-
-
-def _known_option(alias: str, key: object) -> str:
+def _parse(alias: str, key: str, value: object) -> Any:
     if key not in _OPTIONS:
         raise ImproperlyConfigured(
             f"RLOCK[{alias!r}] has an unknown option {shown(key)}{suggestion(key, _OPTIONS)}. "
             f"Known options: {', '.join(_OPTIONS)}."
         )
-    return str(key).lower()
-
-
-def _parse(alias: str, key: str, value: object) -> Any:
     try:
         return _OPTIONS[key].metadata["parse"](value)
     except _RefusedError as refused:

@@ -312,7 +312,11 @@ class MappedCluster(RedisCluster):
 
     def __init__(self, url: str, db: int = 0, **options: Any) -> None:
         self._database = _named_by(url).get("db", db)
-        super().__init__(url=_without_database(url) if self._database else url, **options)
+        if self._database:
+            parts = urlsplit(url)
+            named = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
+            url = parts._replace(path="", query=urlencode(named)).geturl()
+        super().__init__(url=url, **options)
 
     def on_connect(self, connection: Any) -> None:
         super().on_connect(connection)  # type: ignore[no-untyped-call]
@@ -327,9 +331,3 @@ class MappedCluster(RedisCluster):
             named, _, port = node_name.rpartition(":")
             node = find(*self.nodes_manager.remap_host_port(named, int(port)))
         return node
-
-
-def _without_database(url: str) -> str:
-    parts = urlsplit(url)
-    options = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
-    return parts._replace(path="", query=urlencode(options)).geturl()

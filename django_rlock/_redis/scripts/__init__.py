@@ -92,7 +92,7 @@ class Script:
 
     def may_reply(self, values: list[Any]) -> bool:
         """Whether these values may follow the nonce in a reply."""
-        return _pattern(self.reply).fullmatch(_said(values)) is not None
+        return _pattern(self.reply).fullmatch("".join([f" {_kind(value)}" for value in values])) is not None
 
     def sharded(self, to_all: bool = False) -> Script:
         """The script for a Redis Cluster; that one's own is itself. ``to_all`` is PUBLISH_TO_ALL."""
@@ -109,26 +109,18 @@ def _pattern(reply: str) -> re.Pattern[str]:
     return re.compile(re.sub(r" ?(\w+)", r" \1", reply).replace("bytes", f"(?:{bytes_of_any_kind})"))
 
 
-def _said(values: list[Any]) -> str:
-    """The values of a reply in the words of ``Script.reply``."""
-    return "".join([f" {_kind(value)}" for value in values])
-
-
 def _kind(value: Any) -> str:
+    """A value of a reply in the words of ``Script.reply``."""
     if type(value) is bytes:
-        return _WORDS.get(value) or _kind_of_text(value)
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return "garbage"
+        return text if value in _WORDS else "bytes"
     if type(value) is not list:
         return type(value).__name__
     kinds = {type(each) for each in value}
     return "empty" if not kinds else "texts" if kinds == {bytes} else "numbers" if kinds == {int} else "mixed"
-
-
-def _kind_of_text(value: bytes) -> str:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return "garbage"
-    return "bytes"
 
 
 @cache
