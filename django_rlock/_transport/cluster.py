@@ -14,18 +14,8 @@ from urllib.parse import urlsplit
 
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from redis import exceptions
 from redis.cluster import ClusterNode
-from redis.exceptions import (
-    AskError,
-    ClusterCrossSlotError,
-    ClusterDownError,
-    MovedError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
@@ -323,7 +313,7 @@ class ClusterClient:
             return known
         try:
             made = self._connect()
-        except RedisClusterException as error:  # which is not a RedisError
+        except exceptions.RedisClusterException as error:  # which is not a RedisError
             raise redis.ConnectionError(str(error)) from error
         return self._clusters.setdefault(os.getpid(), made)
 
@@ -417,7 +407,7 @@ class Cluster(RetryingTopology):
                 reason="the braces in its name would spread its keys over several slots of the cluster",
                 advice="Nothing was changed; leave them out, or close them around a hash tag.",
                 noun=call.noun,
-            ) from ClusterCrossSlotError("the keys of a lock must be in one slot")
+            ) from exceptions.ClusterCrossSlotError("the keys of a lock must be in one slot")
         call.template = call.template.sharded(self._to_all)
         return await super().run(call, until, undo)
 
@@ -450,19 +440,21 @@ class Cluster(RetryingTopology):
                 node = self._node(address)
                 exchange = node.exchange_asking if asking else node.exchange
                 return await exchange(call, packed, nonce, limit)
-            except AskError as error:  # or MovedError
+            except exceptions.AskError as error:  # or MovedError
                 call.sends -= 1  # certainly not executed
                 address = self._slots.redirected(error.host, error.port, address)
-                asking = not isinstance(error, MovedError)
+                asking = not isinstance(error, exceptions.MovedError)
                 if not asking:
                     self._slots.moved(slot, address)
-            except TryAgainError:  # some of the keys are at each of two nodes
+            except exceptions.TryAgainError:  # some of the keys are at each of two nodes
                 break
-            except (RedisError, OSError) as error:
-                if not isinstance(error, ResponseError) or isinstance(error, ClusterDownError | ReadOnlyError):
+            except (exceptions.RedisError, OSError) as error:
+                if not isinstance(error, exceptions.ResponseError) or isinstance(
+                    error, exceptions.ClusterDownError | exceptions.ReadOnlyError
+                ):
                     self._slots.doubt(address)
                 raise
-        raise TryAgainError(f"slot {slot} of the cluster is being moved to another node")
+        raise exceptions.TryAgainError(f"slot {slot} of the cluster is being moved to another node")
 
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)

@@ -46,7 +46,9 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
         # Until the reply comes, the watchdog or another call may find the lock gone, and must not report a loss.
         _expect_the_end(own)
         request = new_request()
-        reply = await _run_forced(lock, driver, force_release_call(lock, owner, request, _how(reason)), request)
+        by, why, _ = operator.get() or ("", reason, "")
+        how = (f"{by} freed it by force" if by else "another owner freed it by force") + (f": {why}" if why else "")
+        reply = await _run_forced(lock, driver, force_release_call(lock, owner, request, how), request)
         freed = bool(reply[1] == 1)
     finally:
         for hold, was_renewed in zip(own, renewed, strict=True):
@@ -60,12 +62,6 @@ async def free_by_force(lock: AbstractLock, driver: Driver, caller: Owner, owner
         NEWCOMERS.counted(True)
         signals.lock_force_released.notify(lock, owner=owner, reason=reason)
     return freed
-
-
-def _how(reason: str) -> str:
-    """The reason of the loss, for the holder."""
-    by, why, _ = operator.get() or ("", reason, "")
-    return (f"{by} freed it by force" if by else "another owner freed it by force") + (f": {why}" if why else "")
 
 
 async def _run_forced(lock: AbstractLock, driver: Driver, call: ScriptCall, request: str) -> list[Any]:
@@ -87,7 +83,9 @@ def _forced_holds(lock: AbstractLock, caller: Owner, owner: str | None, now: flo
     """The caller's own holds that the call frees: all, or those of an owner id. Holds that were lost before are
     left out, because their loss must still be reported.
     """
-    holds = [hold for scope in _scopes(lock) if (hold := HOLDS.get(lock, caller, scope)) is not None]
+    # All scopes, unless the lock is one side of a read-write lock.
+    scopes = (lock._kind.scope,) if lock._kind.scope else ("", "read", "write")
+    holds = [hold for scope in scopes if (hold := HOLDS.get(lock, caller, scope)) is not None]
     if owner:
         holds = [hold for hold in holds if hold.lock._kind.field(hold.owner_id) == lock._kind.field(owner)]
     return [hold for hold in holds if not note_loss(hold, now)]
@@ -109,11 +107,6 @@ def _expect_the_end(holds: list[Hold]) -> None:
     for hold in holds:
         hold.ending = True
         hold.renewed = False
-
-
-def _scopes(lock: AbstractLock) -> tuple[str, ...]:
-    """The scopes in which a forced release ends holds of the name: all, unless the lock is one side only."""
-    return (lock._kind.scope,) if lock._kind.scope else ("", "read", "write")
 
 
 # --- the watcher ------------------------------------------------------------------------------------------------------
@@ -177,7 +170,8 @@ class ForcedReleaseWatcher:
         while self._young and self._young[0].since <= now - LISTEN_AFTER:
             self._listen(self._young.popleft())
         if heard := {self.inbox.popleft() for _ in range(len(self.inbox))}:
-            self._note_heard(heard)
+            for subscription in filter(None, [self._subscription(channel) for channel, _ in heard]):
+                subscription.heard_at = monotonic()
             self._doubted.extend(self._meant(heard))
         if self._again_at <= now:
             self._doubted.extend(self._unanswered)
@@ -185,8 +179,9 @@ class ForcedReleaseWatcher:
         # Few at a time: renewals are due in the same thread.
         doubted = [self._doubted.popleft() for _ in range(min(len(self._doubted), AT_ONCE))]
         holds = [hold for hold in doubted if hold.lost is None and hold in HOLDS]
-        if holds:
-            run_sync(self._ask(holds))
+        if holds and (unanswered := run_sync(_ask_about(holds))):
+            self._unanswered += unanswered
+            self._again_at = monotonic() + RETRY
         if self._doubted:
             return now
         if not self._unanswered:
@@ -224,11 +219,6 @@ class ForcedReleaseWatcher:
         self.inbox.append((channel, message))
         self._worker.wake()
 
-    def _note_heard(self, heard: set[tuple[str, str]]) -> None:
-        for channel, _ in heard:
-            if (subscription := self._subscription(channel)) is not None:
-                subscription.heard_at = monotonic()
-
     def _subscription(self, channel: str) -> Subscription | None:
         place = self._subscriptions.get(channel)
         return None if place is None else place()
@@ -252,11 +242,6 @@ class ForcedReleaseWatcher:
         fields = "", hold.hash_field
         return next((each.how for each in parsed if each.key == hold.lock.key and each.field in fields), None) or None
 
-    async def _ask(self, holds: list[Hold]) -> None:
-        if unanswered := await _ask_about(holds):
-            self._unanswered += unanswered
-            self._again_at = monotonic() + RETRY
-
     def at_exit(self) -> None:
         """Do nothing: there is nothing to clean up."""
 
@@ -266,7 +251,7 @@ async def _ask_about(holds: Sequence[Hold]) -> list[Hold]:
     driver = background_driver(holds[0].lock.using)
     # Compared afterwards: a caller may set another lease while the server is asked.
     deadlines = [hold.deadline for hold in holds]
-    calls = [hold.state_call() for hold in holds]
+    calls = [hold.kind.state(hold.lock, hold.owner_id) for hold in holds]
     replies = await driver.run_all(calls)
     for hold, deadline, call, reply in zip(holds, deadlines, calls, replies, strict=True):
         if not isinstance(reply, Exception):

@@ -78,10 +78,6 @@ class Group:
         self.is_exact = False
         self.subscriptions: list[ListenerWaiter] = []
 
-    def may_skip(self, kind: str, now: float) -> bool:
-        """Whether it needs no heartbeat yet, only a check."""
-        return kind == "fair" and min(self.heartbeat_at, self.entry_at) > now
-
     def alive(self) -> list[Wait]:
         """The waits that are not over."""
         for wait in [wait for wait in self.waits.values() if wait.over]:
@@ -178,7 +174,9 @@ class Heartbeats:
         overdue, others = due, dict[LockKey, Group]()
         # With many locks, most rounds only check whether their holders live: a heartbeat costs the server much more.
         if self._pause > self._shortest_pause:
-            others = {key: group for key, group in due.items() if group.may_skip(key.kind, now)}
+            for key, group in due.items():
+                if key.kind == "fair" and min(group.heartbeat_at, group.entry_at) > now:
+                    others[key] = group
             overdue = {key: group for key, group in due.items() if key not in others}
         overdue |= self._find_free(others)
         for key in others.keys() - overdue.keys():

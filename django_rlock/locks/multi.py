@@ -108,13 +108,10 @@ class AllOrNone:
             return piece.locks  # others share the name and may hold some: take one by one
         if HOLDS.has_none(piece.keys_of(self.owner) + piece.other_sides_of(self.owner)):
             return [piece]
-        return self._parted(piece)
-
-    def _parted(self, group: LockGroup) -> Sequence[Piece]:
-        """Separate the locks that the owner holds already, or the other side of them: whether it may enter, and with
-        which count, depends on its hold."""
-        held = dict.fromkeys([lock for lock in group.locks if self._has_side_of(lock)])
-        rest = [lock for lock in group.locks if lock not in held]
+        # Whether the owner may enter a lock that it holds already, or whose other side it holds, and with which count,
+        # depends on its hold.
+        held = dict.fromkeys([lock for lock in piece.locks if self._has_side_of(lock)])
+        rest = [lock for lock in piece.locks if lock not in held]
         return [*held, *([LockGroup(rest)] if len(rest) > 1 else rest)]
 
     def _has_side_of(self, lock: AbstractLock) -> bool:
@@ -441,7 +438,9 @@ class MultiLock(BaseLock):
             until_commit=until_commit,
         )
         if self.max_hold_time is not None:
-            self._parts = tuple(_held_for(self.max_hold_time, part) for part in self._parts)
+            self._parts = tuple(map(copy, self._parts))  # the caller's own objects stay as they are
+            for part in self._parts:
+                part.max_hold_time = self.max_hold_time
         self.name = ", ".join(part.name for part in self._parts)
 
     def __getstate__(self) -> tuple[None, dict[str, object]]:
@@ -472,13 +471,6 @@ class MultiLock(BaseLock):
             if info := await part.ainfo():
                 return info
         return None
-
-
-def _held_for(seconds: float, part: BaseLock) -> BaseLock:
-    """The same lock with this ``max_hold_time``: the caller's own object stays as it is."""
-    limited = copy(part)
-    limited.max_hold_time = seconds
-    return limited
 
 
 def _in_order(places: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -97,7 +97,10 @@ async def extend(lock: AbstractLock, driver: Driver, owner: Owner, lease_time: D
     hold = HOLDS.get(lock, owner)
     if hold is not None:
         await extend_hold(lock, driver, hold, lease)
-    elif not owner.is_named or not await _extend_unknown(lock, driver, owner.owner_id, lease):
+        return
+    # Another process may have taken the hold of a named owner.
+    call = lock._kind.lease(lock, owner.owner_id, lease, RENEW) if owner.is_named else None
+    if call is None or not (await driver.run(call, driver.now() + RELEASE_PATIENCE))[1]:
         raise not_owned(lock, owner)
 
 
@@ -165,13 +168,6 @@ def _doubt_extension(lock: Named, hold: Hold, terms: Terms, ends: float) -> None
         # Whichever lease the server has, it certainly runs until the earlier of the two ends.
         hold.deadline = min(hold.deadline, ends)
         clean_up(lock.using, hold.lease_call(hold.lease, SETTLE), hold.deadline)
-
-
-async def _extend_unknown(lock: AbstractLock, driver: Driver, owner_id: str, lease: float) -> bool:
-    """Extend the hold of a named owner that another process took."""
-    call = lock._kind.lease(lock, owner_id, lease, RENEW)
-    reply = await driver.run(call, driver.now() + RELEASE_PATIENCE)
-    return bool(reply[1])
 
 
 async def ask_state(lock: AbstractLock, driver: Driver, owner: Owner) -> tuple[int, int]:

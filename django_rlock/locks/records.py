@@ -212,10 +212,6 @@ class Hold:
         """Undoes it on the server, in any state."""
         return self.kind.leave(self.lock, self.owner_id)
 
-    def undo_call(self) -> ScriptCall | None:
-        """Undoes a late copy of its acquire."""
-        return self.kind.undo(self.lock, self.owner, self.asker)
-
     def keep_for(self, seconds: float, now: float) -> None:
         """Keep the lock taken after the release, until ``seconds`` from now have passed."""
         self.kept_until = max(self.kept_until, now + seconds)
@@ -232,10 +228,6 @@ class Hold:
     def lease_call(self, lease: float, mode: int) -> ScriptCall:
         """Changes its lease on the server; see ``Kind.lease``."""
         return self.kind.lease(self.lock, self.owner_id, lease, mode)
-
-    def state_call(self) -> ScriptCall:
-        """Asks the server about it; see ``Kind.state``."""
-        return self.kind.state(self.lock, self.owner_id)
 
     @property
     def hash_field(self) -> str:

@@ -180,20 +180,17 @@ class Renew(QuorumCall):
 
     async def settle(self, votes: VoteTally, voting: VotingRound) -> list[Any]:
         if votes.won:
-            if self.seed is not None:
-                self._add_nodes(self.seed, votes, voting)
+            # Only now is it certain that the lock is held. A node that knows nothing of it counts from the next renewal
+            # on.
+            taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
+            others = set(range(votes.size)) - votes.yes.keys() - taken
+            if self.seed is not None and others:
+                voting.send(self.seed(max(reply[1] for reply in votes.yes.values())), others)
             return [b"", 1]
         if votes.refused:
             await voting.undo_everywhere(self, votes)
             return [b"", 0]
         raise voting.not_reached(self, votes)
-
-    def _add_nodes(self, seed: Callable[[int], Seed], votes: VoteTally, voting: VotingRound) -> None:
-        # Only now is it certain that the lock is held. Such a node counts from the next renewal on.
-        taken = {node for node, reply in votes.no.items() if reply[1] != NOT_HELD}
-        others = set(range(votes.size)) - votes.yes.keys() - taken
-        if others:
-            voting.send(seed(max(reply[1] for reply in votes.yes.values())), others)
 
 
 NOT_HELD = -1

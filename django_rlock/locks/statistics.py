@@ -186,11 +186,6 @@ def count_wait(lock: Named, caller_name: str, waited: float, failure: str | None
         counters.waits.append(past)
 
 
-def count_given_up(lock: Named) -> None:
-    """Count an attempt that did not get the lock."""
-    STATISTICS.of(lock).gave_up.add()
-
-
 def note_lost(hold: Hold) -> None:
     """Record a hold that was lost."""
     using, name, now = hold.lock.using, hold.lock.name, monotonic()
@@ -241,25 +236,22 @@ def report_taken(locks: Iterable[AbstractLock], owner_id: str) -> None:
 
 def reports_release(lock: AbstractLock, held: float) -> bool:
     """Whether the release of a lock held for ``held`` seconds is logged or signalled."""
-    return bool(signals.lock_released.receivers) or is_logged(logger, release_level(lock, held))
+    level = logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
+    return bool(signals.lock_released.receivers) or is_logged(logger, level)
 
 
 def report_released(lock: Named, hold: Hold, now: float) -> None:
     held = now - hold.since
-    level = logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING  # as release_level()
+    level = logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING  # as reports_release()
     if logger.getEffectiveLevel() <= level:
         log(logger, level, "Released %r as %s, after %.3f s.", lock.name, hold.owner_id, held)
     if signals.lock_released.receivers:
         signals.lock_released.notify(lock, owner=hold.owner_id, held=held)
 
 
-def release_level(lock: Named, held: float) -> int:
-    return logging.DEBUG if held < settings_of(lock.using).slow_hold else logging.WARNING
-
-
 def report_timed_out(failed: Attempt, waited: float) -> None:
     lock = failed.lock
-    count_given_up(lock)
+    STATISTICS.of(lock).gave_up.add()
     in_queue = waited if failed.tries > 1 else 0.0
     count_wait(lock, failed.owner.caller_name, in_queue, failure="")
     signals.lock_timed_out.notify(lock, owner=failed.owner_id, waited=waited)

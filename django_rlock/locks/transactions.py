@@ -24,7 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django_rlock._core.callbacks import log, post
 from django_rlock._core.foreign import AnyGeneratorContext, running_loop
 from django_rlock._core.interruptions import disarm, guard, run_when_dropped
-from django_rlock._transport.calls import Driver, ScriptCall, run_flow
+from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import Owner, thread_owner
 from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockError
@@ -192,10 +192,16 @@ def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
     around = is_open(connection)
     if around:
         if not nested:
+            advice = "Call it outside that transaction"
+            if connection.settings_dict["ATOMIC_REQUESTS"]:
+                advice = (
+                    "ATOMIC_REQUESTS opens a transaction around each view: put @distributed_lock above the view, which "
+                    "opens that transaction inside the lock"
+                )
             raise RuntimeError(
                 f"Lock {lock.name!r} would be released before the COMMIT of the transaction of database {using!r} "
-                f"that is already open. {_advice_inside(connection)}, or use atomic(nested=True), which keeps the "
-                f"lock until the end of the outer transaction."
+                f"that is already open. {advice}, or use atomic(nested=True), which keeps the lock until the end of "
+                f"the outer transaction."
             )
         lock = copy(lock)
         lock.until_commit = using
@@ -205,15 +211,6 @@ def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
             yield lock
             ensure_owned([lock])
         section.is_committed = not around
-
-
-def _advice_inside(connection: BaseDatabaseWrapper) -> str:
-    if connection.settings_dict["ATOMIC_REQUESTS"]:
-        return (
-            "ATOMIC_REQUESTS opens a transaction around each view: put @distributed_lock above the view, which opens "
-            "that transaction inside the lock"
-        )
-    return "Call it outside that transaction"
 
 
 # --- the check before COMMIT ----------------------------------------------------------------------------------------
@@ -245,7 +242,12 @@ def _present_holds(locks: Iterable[AbstractLock]) -> list[Hold]:
 
 async def _ask(driver: Driver, holds: Sequence[Hold]) -> None:
     now = driver.now()
-    calls = [_question(hold, now) for hold in holds]
+    calls = []
+    for hold in holds:
+        # For each kind, a renewal shows who owns the lock, and leaves time for COMMIT. A lease chosen by the caller
+        # stays.
+        lease = hold.lease if hold.renewed else max(hold.deadline - now - _MILLISECOND, _MILLISECOND)
+        calls.append(hold.renew_call(lease))
     # A single call is retried until it has a reply; of many calls, only those without a reply are sent again.
     replies: Sequence[Any] = [None] if len(calls) == 1 else await driver.run_all(calls)
     for hold, call, reply in zip(holds, calls, replies, strict=True):
@@ -254,12 +256,6 @@ async def _ask(driver: Driver, holds: Sequence[Hold]) -> None:
         if owned[1] != 1:
             lose(hold, FREED)
             raise hold.lost_error()
-
-
-def _question(hold: Hold, now: float) -> ScriptCall:
-    # For each kind, a renewal shows who owns the lock, and leaves time for COMMIT. A lease chosen by the caller stays.
-    lease = hold.lease if hold.renewed else max(hold.deadline - now - _MILLISECOND, _MILLISECOND)
-    return hold.renew_call(lease)
 
 
 # --- until the transaction's end -------------------------------------------------------------------------------------

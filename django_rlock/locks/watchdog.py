@@ -138,7 +138,9 @@ class Renewals:
     def _is_due(self, hold: Hold, now: float, horizon: float) -> bool:
         """Whether to renew a hold now; if not, its next check is planned."""
         if hold.lost is not None:
-            if _may_forget(hold, now):
+            # A thread or task that is gone cannot be notified.
+            is_old = hold.scoped <= 0 and now > hold.deadline + max(REMEMBER_LOST, hold.lease)
+            if hold.owner_ended or is_old:
                 HOLDS.discard(hold)
                 return False
         elif not note_loss(hold, now) and hold.renewed and hold.renew_at() <= horizon and _may_renew(hold, now):
@@ -265,12 +267,6 @@ def _limit(hold: Hold, held_for: float) -> None:
     )  # fmt: skip
 
 
-def _may_forget(hold: Hold, now: float) -> bool:
-    if hold.owner_ended:  # its thread or task is gone, and cannot be notified
-        return True
-    return hold.scoped <= 0 and now > hold.deadline + max(REMEMBER_LOST, hold.lease)
-
-
 def _next_look(hold: Hold, now: float) -> float:
     if hold.lost is not None:
         return now if hold.owner_ended else now + REMEMBER_LOST
@@ -300,7 +296,7 @@ def refuse_lost(hold: Hold, now: float) -> None:
 
 def free_behind(hold: Hold, ended: float) -> None:
     """Undo holds that late copies of its acquire may take after its end, until the lease of such a copy has ended."""
-    undo = hold.undo_call() if hold.late_lease else None
+    undo = hold.kind.undo(hold.lock, hold.owner, hold.asker) if hold.late_lease else None
     if undo is not None:
         clean_up(hold.lock.using, undo, ended + hold.late_lease, again=True)
 

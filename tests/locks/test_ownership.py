@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -261,13 +261,13 @@ def test_all_holds_of_a_process_listen_on_one_channel(server, redis_client: redi
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The locks that the background thread asks the server about."""
     names: list[str] = []
-    ask = ForcedReleaseWatcher._ask
+    ask = forced._ask_about
 
-    async def note(self: ForcedReleaseWatcher, holds: list[Hold]) -> None:
+    async def note(holds: Sequence[Hold]) -> list[Hold]:
         names.extend(hold.lock.name for hold in holds)
-        await ask(self, holds)
+        return await ask(holds)
 
-    monkeypatch.setattr(ForcedReleaseWatcher, "_ask", note)
+    monkeypatch.setattr(forced, "_ask_about", note)
     return names
 
 
