@@ -187,28 +187,32 @@ def may_join(call: ScriptCall) -> object:
     return (script, call.first) if script.joins else call
 
 
+_before_first: Callable[[int], bytes] = lru_cache(maxsize=MOST_KEPT)(b"\r\n$%d\r\n".__mod__)
+"""Returns what is between the nonce and a first argument of this size."""
+
+
 def pack(call: ScriptCall, nonce: bytes, with_source: bool = False) -> bytes:
     """The call as the server reads it (RESP): by its script's digest, or with the source, for a server without it."""
     template, key, first = call.template, call.key, call.first
     end = template.end
     first = first.encode() if type(first) is str else _encoded(first)
-    owner = b"\r\n$%d\r\n%b" % (len(first), first)  # and the end of the nonce
     if with_source or not end:
-        return _packed_once(call, nonce, owner, with_source)
+        return _packed_once(call, nonce, first, with_source)
     packed_key = key.encode()
     size = -len(packed_key) if "{" in key else len(packed_key)
     around = template.around.get(size) or template.add(size)
-    return b"".join((packed_key.join(around), nonce, owner, end))
+    return b"".join((packed_key.join(around), nonce, _before_first(len(first)), first, end))
 
 
-def _packed_once(call: ScriptCall, nonce: bytes, owner: bytes, with_source: bool) -> bytes:
+def _packed_once(call: ScriptCall, nonce: bytes, first: bytes, with_source: bool) -> bytes:
     template = call.template
     keys, rest = keys_of(template.of, call.key), template.rest
     if call.fresh is not None:
         rest = *rest, call.fresh
     start = _start(template.script, len(keys), 2 + len(rest), with_source)
     packed_keys = keys.packed if isinstance(keys, ManyKeys) else pack_words(keys)
-    return b"".join((start, packed_keys, _NONCE_FOLLOWS, nonce, owner, b"\r\n", pack_words(rest)))
+    words = pack_words((first, *rest))
+    return b"".join((start, packed_keys, _NONCE_FOLLOWS, nonce, b"\r\n", words))
 
 
 @lru_cache(maxsize=MOST_KEPT)
