@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from django_rlock._core.callbacks import log
@@ -202,20 +202,11 @@ class AllOrNone:
         self, group: LockGroup, owner_id: str, call: ScriptCall, lease: float, reply: Sequence[Any], line: CodeLine
     ) -> list[Hold]:
         """The holds of a group that was just taken."""
-        make = partial(
-            Hold,
-            owner=self.owner,
-            owner_id=owner_id,
-            now=call.sent_at,
-            lease=lease,
-            renewed=self.request.lease is None,
-            scoped=self.request.scoped,
-            line=line,
-        )
-        holds = list(map(make, group.keys_of(self.owner), group.locks))
-        if tokens := group.tokens_in(reply):
-            for lock, hold in zip(group.locks, holds, strict=True):
-                hold.token = tokens.get(lock)
+        keys, tokens = group.keys_of(self.owner), map(group.tokens_in(reply).get, group.locks)
+        whose = self.owner, owner_id, call.sent_at
+        terms = lease, self.request.lease is None, self.request.scoped, line
+        # By position: names would take nearly twice as long for each hold.
+        holds = list(map(Hold, keys, group.locks, *map(repeat, whose), tokens, *map(repeat, terms)))
         if call.sends > 1:  # a copy that arrives after the end of the holds would take the locks
             for hold in holds:
                 hold.late_lease = lease
