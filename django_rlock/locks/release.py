@@ -57,8 +57,9 @@ def release(
 
 @a_call
 async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int, begun: set[object] | None) -> None:
+    kind = lock._kind  # it may be another than that of the object which took the lock
     # As HOLDS.get(), without calls.
-    hold = HOLDS.table.get(((PLACES.value[lock.using], lock.name), lock._kind.scope, owner.serial))
+    hold = HOLDS.table.get(((PLACES.value[lock.using], lock.name), kind.scope, owner.serial))
     if hold is not None:
         hold.scoped -= blocks
     before = owner.is_calling and refuse_nested(lock)
@@ -76,7 +77,6 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
             begun.add(lock)
         if hold.count == 0:
             HOLDS.remove(hold)  # before the command, so that no renewal starts
-        kind = lock._kind  # it may be another than that of the object which took the lock
         call = hold.keep_call() if hold.kept_until and hold.count == 0 else None
         call = call or kind.release(lock, hold.owner_id, hold.count, hold.lease)
         # After the deadline the lock may have another owner, and there is nothing left to release (rule 7).
