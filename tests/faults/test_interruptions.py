@@ -583,7 +583,7 @@ def test_interrupted_link_is_closed(kind, redis_client, monkeypatch):
     lock = kind("stock:42")
     interrupted: list[Connection] = []
 
-    def ask(link: Connection, packed: bytes, limit: float, usual: bytes) -> None:
+    def ask(link: Connection, packed: bytes, *_: object) -> None:
         link.sock.sendall(packed)
         interrupted.append(link)
         raise Interruption
