@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import faulthandler
 import gc
 import itertools
@@ -27,7 +26,7 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
@@ -59,8 +58,6 @@ BRIEF = 0.002
 ROUNDS_AFTERWARDS = 3
 """What each of the others has to be served after the last interruption."""
 
-_raise_signal = ctypes.PyDLL(None)["raise"]
-
 
 class Interruption(KeyboardInterrupt):
     """As Ctrl-C, or a server's abort. It ends an event loop, unlike other exceptions."""
@@ -68,53 +65,6 @@ class Interruption(KeyboardInterrupt):
 
 class SoftLimitError(Exception):
     """As Celery's SoftTimeLimitExceeded, which ``except Exception`` catches."""
-
-
-class Timer:
-    """Lets the signal come at a time, as in life."""
-
-    def begin(self, _action: str) -> None:
-        strike_within(SOONEST, LATEST)
-
-    def later(self) -> None:
-        strike_within(SOONEST, 10 * SOONEST)
-
-    def end(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-class Calls:
-    """Lets it come after a number of calls, so that those of a microsecond, such as taking a mutex, are met as often as
-    those that wait for the server.
-    """
-
-    def __init__(self) -> None:
-        self._made = self._last = 0
-        self._action = ""
-        self._usual: dict[str, int] = {}
-
-    def begin(self, action: str) -> None:
-        self._action, self._made = action, 0
-        self._last = random.randint(1, self._usual.get(action, 200))
-        sys.setprofile(self.count)
-        strike_within(LATEST, 10 * LATEST)  # for what waits, and calls nothing
-
-    def later(self) -> None:
-        self._last = self._made + random.randint(1, 20)
-        strike_within(SOONEST, LATEST)
-
-    def end(self) -> None:
-        sys.setprofile(None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if self._made < self._last:
-            self._usual[self._action] = self._made
-
-    def count(self, _frame: FrameType, event: str, _argument: object) -> None:
-        if event in {"call", "c_return"}:
-            self._made += 1
-            if self._made == self._last:
-                # Not by a call, after which the interpreter would look for signals in here, and not where we came from.
-                [_] = map(_raise_signal, (signal.SIGALRM,))
 
 
 class Storm:
@@ -126,28 +76,25 @@ class Storm:
     def __init__(self, strike: Callable[[], object]) -> None:
         self.raised = 0
         self._strike = strike
-        self._aims: Iterator[Timer | Calls] = itertools.cycle((Timer(), Calls()))
-        self._aim = next(self._aims)
         self._armed = False
         self._met: Counter[tuple[CodeType, int]] = Counter()
         signal.signal(signal.SIGALRM, self._handle)
 
     def over(self, action: Callable[[], object]) -> None:
-        """Run an action, and interrupt it at a random point unless it ends before."""
-        self._aim = next(self._aims)
+        """Run an action, and interrupt it at a random time unless it ends before."""
         try:
             self._armed = True
-            self._aim.begin(action.__name__)
+            strike_within(SOONEST, LATEST)
             action()
         finally:
             self._armed = False
-            self._aim.end()
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _handle(self, _signal: int, frame: FrameType | None) -> None:
         if not self._armed:
             return
         if self._spares(frame):
-            self._aim.later()
+            strike_within(SOONEST, 10 * SOONEST)
             return
         self._armed = False
         self.raised += 1
@@ -158,7 +105,7 @@ class Storm:
 
         Nearly all the time goes by in a few calls of the system.
         """
-        if frame is None or frame.f_code is Calls.count.__code__ or is_swallowed(frame):
+        if frame is None or is_swallowed(frame):
             return True
         place = frame.f_code, frame.f_lasti
         self._met[place] += 1

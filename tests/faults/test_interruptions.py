@@ -28,7 +28,7 @@ from django_rlock._redis.keys import report_key
 from django_rlock._transport import calls
 from django_rlock._transport.calls import EVERYBODY, pack_command, run_sync
 from django_rlock._transport.connection import Connection
-from django_rlock._transport.identity import client_id, current_owner
+from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import sync_driver
 from django_rlock._transport.servers import server
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -48,8 +48,7 @@ from tests.faults.interrupting import (
     raise_interruption,
 )
 from tests.faults.storm import KINDS
-from tests.faults.storm_process import BrokenOffError, Outcome, StoppedError, Watched, run_storm
-from tests.faults.storms import places_of, summary
+from tests.faults.storm_process import BrokenOffError, StoppedError, Watched, run_storm
 
 # A socket whose interrupted opener never had it is closed by Python.
 pytestmark = [pytest.mark.lengthy, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
@@ -93,19 +92,14 @@ def test_a_process_that_stops_is_shown_where_it_stands():
     with Watched([sys.executable, "-c", STOPS]) as process:
         assert process.line() == "goes on\n"
         process.patience = 0.1
-        with pytest.raises(StoppedError) as stopped:
+        with pytest.raises(StoppedError, match="in take_it_twice"):
             process.line()
-    outcome = Outcome("stopped", str(stopped.value), 0)
-    assert any(":take_it_twice < " in place for place in places_of(outcome))
-    assert "\n1 stopped:\n   1  " in summary([outcome])
 
 
 def test_a_process_that_crashes_is_shown_where_it_ran():
     program = "import faulthandler, os\nfaulthandler.enable()\ndef crash(): os.kill(os.getpid(), 11)\ncrash()"
-    with Watched([sys.executable, "-c", program]) as process, pytest.raises(BrokenOffError) as broken:
+    with Watched([sys.executable, "-c", program]) as process, pytest.raises(BrokenOffError, match="in crash"):
         process.line()
-    (place,) = places_of(Outcome("broke off", str(broken.value), 0))
-    assert ":crash < " in place
 
 
 async def test_interruption_after_the_grant_leaves_no_hold(binding, kind, redis_client, monkeypatch):
@@ -149,31 +143,6 @@ def test_wait_that_was_interrupted_while_it_left_is_over(kind, redis_client, mon
     gc.collect()  # the exception and its frames
     assert WAITS.snapshot() == []
     until_clean()
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("interrupted", ["acquire", "release"])
-def test_what_an_interruption_leaves_locked_is_known_as_held(make, interrupted):
-    """So that it can be swept, is renewed, and ends with its thread."""
-    lock = make()
-
-    def act() -> None:
-        getattr(lock, interrupted)()
-
-    if interrupted == "release":
-        lock.acquire()
-    for number in interruptions(act):
-        until_clean()
-        for part in lock.parts:
-            hold = HOLDS.get(part, current_owner())
-            assert part.locked() == (hold is not None), number
-            if hold is not None:
-                assert hold.count == 1, number
-                part.release()
-        if interrupted == "release":
-            lock.acquire()
-    if interrupted == "acquire":
-        lock.release()
 
 
 @pytest.mark.parametrize("make", [lambda: RLock("stock:42"), lambda: MultiLock(RLock("a"), RLock("stock:42"))])
