@@ -14,11 +14,9 @@ Take = Callable[..., Coroutine[Any, Any, Any]]
 held, look = threading.Event(), threading.Event()
 
 
-def _locks(lease: float, has_nodes: bool) -> list[tuple[Any, dict[str, Any]]]:
+def _locks(lease: float) -> list[tuple[Any, dict[str, Any]]]:
     """Locks, and what they are taken with."""
     fixed = {"lease_time": lease}
-    if has_nodes:
-        return [(rlock("stock:renewed"), {}), (rlock("stock:fixed"), fixed)]
     PermitExpirableSemaphore("places").try_set_permits(2)
     kinds: Any = ("fair", "rlock", "spin", "fenced")
     return [
@@ -31,10 +29,12 @@ def _locks(lease: float, has_nodes: bool) -> list[tuple[Any, dict[str, Any]]]:
         (rlock("stock:limited", permits=2), fixed),
         (PermitExpirableSemaphore("places"), {"renewed": True}),
         (PermitExpirableSemaphore("places"), fixed),
+        (rlock("stock:renewed", using="nodes"), {}),
+        (rlock("stock:fixed", using="nodes"), fixed),
     ]
 
 
-def by_thread(lease: float, has_nodes: bool = False) -> list[str]:
+def by_thread(lease: float) -> list[str]:
     """Take them all, and say of each what it says of itself when ``look`` is set: "held", "lost", or an error."""
 
     async def take(lock: Any, **options: Any) -> Any:
@@ -43,10 +43,10 @@ def by_thread(lease: float, has_nodes: bool = False) -> list[str]:
     async def wait() -> None:
         look.wait()
 
-    return run_sync(_hold_all(_locks(lease, has_nodes), take, wait))
+    return run_sync(_hold_all(_locks(lease), take, wait))
 
 
-def by_task(lease: float, has_nodes: bool = False) -> list[str]:
+def by_task(lease: float) -> list[str]:
     """The same for a task."""
 
     async def take(lock: Any, **options: Any) -> Any:
@@ -55,7 +55,7 @@ def by_task(lease: float, has_nodes: bool = False) -> list[str]:
     async def wait() -> None:
         await asyncio.to_thread(look.wait)
 
-    return asyncio.run(_hold_all(_locks(lease, has_nodes), take, wait))
+    return asyncio.run(_hold_all(_locks(lease), take, wait))
 
 
 def enter_by_thread() -> bool:

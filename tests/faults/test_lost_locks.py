@@ -239,6 +239,20 @@ async def test_a_late_reply_to_a_renewal_revives_no_lost_lock(binding, kind, pro
         await binding.release(lock)
 
 
+async def test_a_lock_that_is_lost_without_a_reply_is_freed(binding, kind, proxy, redis_client):
+    """Its renewal may have reached the server: then it would stay for a lease that nobody has."""
+    lock = kind("stock:42")
+    renewal = proxy.swallow_reply(scripts.LOCK_RENEW)
+    await binding.acquire(lock)
+    renew_now()
+    await binding.until(renewal.served.is_set)
+    HOLDS.snapshot()[0].deadline -= 1000
+    assert lock.lost
+    await binding.until(lambda: not redis_client.exists(KEY))
+    with pytest.raises(LockLostError):
+        await binding.release(lock)
+
+
 @pytest.mark.parametrize("signal", [lock_acquired, lock_released, lock_timed_out, lock_lost, lock_force_released])
 async def test_receiver_that_raises_breaks_nothing(binding, kind, redis_client, signal):
     called = []

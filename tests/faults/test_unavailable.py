@@ -6,6 +6,7 @@ import re
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,6 @@ from django_rlock import (
     RLock,
     Semaphore,
 )
-from django_rlock._redis import scripts
 from django_rlock._transport import servers
 from django_rlock._transport.registry import listener
 from django_rlock._transport.worker import CleanUps
@@ -399,68 +399,62 @@ async def test_key_of_another_type_at_release(binding, kind, redis_client):
     assert redis_client.get(KEY) == "not a lock"
 
 
+USER = ("ACL", "SETUSER", "shop", "reset", "on", ">secret")
+
+
 @pytest.mark.parametrize(
-    ("rights", "works"),
+    ("set_up", "login", "error"),
     [
-        (["~*", "&*", "+@all"], True),
-        (["~rlock:*", "~rlock_*", "~redisson_*", "resetchannels", "+@all"], True),
-        (["~*", "&*", "+@all", "-@scripting"], False),
-        (["~cache:*", "&*", "+@all"], False),
+        ((*USER, "~*", "&*", "+@all"), "shop:secret", None),
+        ((*USER, "~rlock:*", "~rlock_*", "~redisson_*", "resetchannels", "+@all"), "shop:secret", None),
+        ((*USER, "~*", "&*", "+@all", "-@scripting"), "shop:secret", "ACL of the Redis user"),
+        ((*USER, "~cache:*", "&*", "+@all"), "shop:secret", "ACL of the Redis user"),
+        (("CONFIG", "SET", "requirepass", "secret"), ":wrong", "credentials"),
     ],
-    ids=["all", "no channels", "no scripts", "other keys"],
+    ids=["all", "no channels", "no scripts", "other keys", "wrong password"],
 )
-async def test_user_without_rights(binding, kind, own_server, settings, rights, works):
+async def test_user_and_rights(binding, kind, own_server, settings, set_up, login, error):
     server = own_server()
     with server.client() as client:
-        client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *rights)
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": server.url.replace("unix://", "unix://shop:secret@")}
-    }
-    lock = kind("stock:42")
-    if works:
-        async with binding.inside(lock):
+        client.execute_command(*set_up)
+        location = server.url.replace("unix://", f"unix://{login}@")
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+        if error:
+            assert error in str(await refused(binding, kind("stock:42"), **AS_LONG_AS_IT_TAKES))
+            return
+        async with binding.inside(kind("stock:42")):
             pass
-        with server.client() as client:
-            assert not client.exists(KEY)
-    else:
-        assert "ACL of the Redis user" in str(await refused(binding, lock, **AS_LONG_AS_IT_TAKES))
+        assert not client.exists(KEY)
 
 
-async def test_wrong_password(binding, kind, own_server, settings):
-    server = own_server()
-    with server.client() as client:
-        client.config_set("requirepass", "secret")
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": server.url.replace("unix://", "unix://:wrong@")}
-    }
-    assert "credentials" in str(await refused(binding, kind("stock:42"), **AS_LONG_AS_IT_TAKES))
+@contextmanager
+def replica(client, _other):
+    client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    yield
+    client.execute_command("REPLICAOF", "NO", "ONE")
 
 
-async def test_replica_refuses_and_becomes_primary_again(binding, kind, own_server):
-    server = own_server()
-    with server.client() as client:
-        client.execute_command("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(LockUnavailableError, match=r"(?i)read.?only"):
-            await binding.acquire(kind("stock:42"), blocking=False)
-        waiting = binding.start(_wait, binding, kind("stock:42"), 10)
-        await binding.sleep(0.1)
-        client.execute_command("REPLICAOF", "NO", "ONE")
-        assert await binding.result(waiting) is True
-        HOLDS.clear()
+@contextmanager
+def busy(client, other):
+    client.config_set("busy-reply-threshold", 10)
+    blocking = threading.Thread(target=_block, args=(other,))
+    blocking.start()
+    eventually(lambda: _is_busy(client))
+    yield
+    client.script_kill()
+    blocking.join(UNTIL_SERVED)
 
 
-async def test_busy_script_is_waited_for(binding, kind, own_server):
+@pytest.mark.parametrize(("refuses", "error"), [(replica, r"(?i)read.?only"), (busy, "BUSY")])
+async def test_refusal_that_ends_is_waited_for(binding, kind, own_server, refuses, error):
     server = own_server()
     with server.client() as client, server.client() as other:
-        client.config_set("busy-reply-threshold", 10)
-        busy = threading.Thread(target=_block, args=(other,))
-        busy.start()
-        await binding.until(lambda: _is_busy(client))
-        waiting = binding.start(_wait, binding, kind("stock:42"), 10)
-        await binding.sleep(0.1)
-        client.script_kill()
+        with refuses(client, other):
+            with pytest.raises(LockUnavailableError, match=error):
+                await binding.acquire(kind("stock:42"), blocking=False)
+            waiting = binding.start(_wait, binding, kind("stock:42"), 10)
+            await binding.sleep(0.1)
         assert await binding.result(waiting) is True
-        busy.join(UNTIL_SERVED)
         HOLDS.clear()
 
 
@@ -483,7 +477,6 @@ def test_pool_of_the_cache_that_is_disconnected_in_use(kind, redis_client):
     with lock:
         get_redis_connection("default").connection_pool.disconnect()
     assert not redis_client.exists(KEY)
-    assert scripts.LOCK_STATE.sha
 
 
 def test_failing_job_does_not_end_the_background_thread(monkeypatch, kind, redis_client):
