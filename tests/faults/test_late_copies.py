@@ -7,7 +7,16 @@ from functools import partial
 
 import pytest
 
-from django_rlock import LockUnavailableError, PermitExpirableSemaphore, ReadLock, RLock, Semaphore
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockUnavailableError,
+    PermitExpirableSemaphore,
+    ReadLock,
+    RLock,
+    Semaphore,
+    WriteLock,
+)
 from django_rlock._redis import scripts
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import counters, forced, ownership
@@ -77,6 +86,54 @@ async def test_extension_that_failed_shortens_no_later_one(
     await arrive(binding, late)
     assert redis_client.pttl(KEY) > 50_000
     await binding.release(lock)
+
+
+KINDS = {
+    "fair": (FairLock, scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE, scripts.LOCK_EXTEND),
+    "rlock": (RLock, scripts.RLOCK_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_EXTEND),
+    "fenced": (FencedLock, scripts.FENCED_ACQUIRE, scripts.RLOCK_RELEASE, scripts.LOCK_EXTEND),
+    "read": (ReadLock, scripts.READ_ACQUIRE, scripts.READ_RELEASE, scripts.SIDE_EXTEND),
+    "write": (WriteLock, scripts.WRITE_ACQUIRE, scripts.WRITE_RELEASE, scripts.SIDE_EXTEND),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("what", ["acquire", "enter", "inner release", "extend"])
+async def test_lease_that_was_prolonged_since_stays(binding, proxy, redis_client, settings, name, what):
+    """In the same hold. The flows find the same, but few of the orders in which it can be seen are in a sample."""
+    claim = dict.fromkeys(("CLAIM_TIME", "WAITER_ALIVE_TIME", "WATCHDOG_TIMEOUT"), 100)
+    settings.RLOCK = {"default": {**settings.RLOCK["default"], **claim}}  # a lease may be as short as a grant's
+    make, acquire, release, extend = KINDS[name]
+    lock = make("stock:42", lease_time=20)
+    calls = {
+        "acquire": (acquire, partial(binding.acquire, lock)),
+        "enter": (acquire, partial(binding.acquire, lock)),
+        "inner release": (release, partial(binding.release, lock)),
+        "extend": (extend, partial(binding.call, lock, "extend", 19)),
+    }
+    for each, (script, call) in calls.items():
+        if each == what:
+            late = proxy.copy_late(script)
+        await call()
+    await binding.call(lock, "extend", 60)
+    await arrive(binding, late)
+    leases = {key: left for key, (_, left) in state(redis_client).items() if not key.endswith("timeout:2")}
+    assert min(leases.values()) > 50_000
+    await binding.release(lock)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("inner", ["acquire", "release"])
+async def test_inner_call_after_the_last_release_takes_nothing(binding, proxy, redis_client, name, inner):
+    make, acquire, release, _ = KINDS[name]
+    lock = make("stock:42")
+    await binding.acquire(lock)
+    late = proxy.copy_late(acquire if inner == "acquire" else release)
+    await binding.acquire(lock)
+    await binding.release(lock)
+    await binding.release(lock)
+    await arrive(binding, late)
+    assert not redis_client.exists(KEY)
 
 
 @pytest.mark.parametrize("by", ["permit", "id"])
