@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from celery import Celery
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -27,7 +25,6 @@ from django_rlock import (
 from django_rlock._monitoring import reporter
 from django_rlock.celery import LockedTask
 from django_rlock.locks import forced
-from django_rlock.locks.statistics import STATISTICS
 from tests.background import settle
 from tests.counting import Call, bytecodes, frames, new_name, numbers, pair
 from tests.eventually import PATIENCE
@@ -159,8 +156,6 @@ def in_python() -> dict[str, tuple[int, int]]:
     with RLock("held"):
         for call in IN_PYTHON.values():
             frames(call)
-        for counters in STATISTICS.groups.values():
-            counters.longest_hold = math.inf  # a hold that is longer than those before is recorded
         return {name: (bytecodes(call, warm=0), frames(call, warm=0)) for name, call in IN_PYTHON.items()}
 
 

@@ -1,4 +1,5 @@
-"""The documents that processes write to Redis: their limits, how this process describes itself, and how to parse them.
+"""The documents that processes write to Redis: their limits, how this process describes itself, and how to write and
+parse them.
 
 No value in them is trusted.
 """
@@ -19,6 +20,8 @@ from django_rlock._core.clock import monotonic
 from django_rlock._core.process import Owned, on_fork
 from django_rlock._core.threads import snapshot
 from django_rlock._redis.keys import WRITER
+from django_rlock._transport.identity import client_id
+from django_rlock._transport.registry import Command, Commands
 from django_rlock.locks.infos import Party
 from django_rlock.locks.records import Route
 from django_rlock.settings import get_settings
@@ -35,10 +38,8 @@ KEEP = 86400.0
 SLOT = 300.0
 """The length of a slot of the last hour, in seconds."""
 HOUR_SLOTS = 12
-MAX_HOLDS = 10
-"""The number of holds of a lock that a process remembers."""
-MAX_WAITS = 50
-"""The number of waits of a lock that a process remembers, for the length of the queue."""
+LAST = {"hold": 10, "wait": 50, "freed": 5}
+"""The number of spans of a lock that a process remembers; the many waits show the length of the queue."""
 
 
 # --- this process -----------------------------------------------------------------------------------------------------
@@ -97,6 +98,59 @@ _started_at = monotonic()
 on_fork("reports", _note_start)
 
 
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """A hash of this process on one server, of which only the differences are written, and the time of the last write,
+    in a sorted set of all processes."""
+
+    def __init__(self, server: Commands, key: str, index: str) -> None:
+        self.key = key
+        self.sent: dict[str, str] = {}
+        self.certain = True  # whether the server has exactly what it was sent
+        self._server = server
+        self._index = index
+        self._client = client_id()
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self.sent) and self.certain
+
+    @property
+    def may_be_there(self) -> bool:
+        """Whether the server may have it, perhaps by a write whose reply was lost."""
+        return bool(self.sent) or not self.certain
+
+    def changes(self, fields: dict[str, str], clock: float) -> list[Command]:
+        """The commands that write these fields."""
+        if not self.is_there:
+            mapping = describe_process(clock) | fields
+            return [(self.key, ("UNLINK", self.key)), (self.key, ("HSET", self.key, *_flat(mapping)))]
+        # Most texts are the same objects, so they are not read.
+        changed = {name: text for name, text in fields.items() if self.sent.get(name) != text}
+        gone = self.sent.keys() - fields.keys()
+        commands = [("HSET", self.key, *_flat(changed))] if changed else []
+        commands += [("HDEL", self.key, *gone)] if gone else []
+        return [(self.key, words) for words in commands]
+
+    def write(self, commands: list[Command], fields: dict[str, str], at: float) -> None:
+        """Run the commands that write these fields, at a time of the server's clock."""
+        # This comes last, because its reply shows whether the server has lost the hash (a restart, FLUSHALL).
+        is_new = bool(self._server.run([*commands, (self._index, ("ZADD", self._index, repr(at), self._client))])[-1])
+        self.certain = not (is_new and self.is_there)
+        self.sent = fields
+
+    def remove(self) -> None:
+        self._server.run([(self.key, ("UNLINK", self.key)), (self._index, ("ZREM", self._index, self._client))])
+        self.sent = {}
+        self.certain = True
+
+
+def _flat(mapping: dict[str, str]) -> list[str]:
+    return [word for pair in mapping.items() for word in pair]
+
+
 # --- untrusted values -------------------------------------------------------------------------------------------------
 
 # Converts untrusted values from Redis to their expected types: anyone with write access may have planted them.
@@ -139,13 +193,18 @@ def list_of(value: Any, at_most: int) -> list[dict[str, Any]]:
     return [each for each in value[:at_most] if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def document_in(text: str, at_most: int) -> dict[str, Any]:
-    """The JSON object in a text of at most ``at_most`` characters; empty for anything else."""
+def parsed(text: str, at_most: int) -> Any:
+    """The JSON in a text of at most ``at_most`` characters; None for anything else."""
     try:
         # The length is compared first: parsing a huge text takes long.
-        document = json.loads(text) if len(text) <= at_most else None
+        return json.loads(text) if len(text) <= at_most else None
     except (ValueError, RecursionError):
-        return {}
+        return None
+
+
+def document_in(text: str, at_most: int) -> dict[str, Any]:
+    """The JSON object in a text of at most ``at_most`` characters; empty for anything else."""
+    document = parsed(text, at_most)
     return document if isinstance(document, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""Process reports: the holds and waits of this process, written to Redis outside the acquire path.
+"""Process reports: the holds and waits of this process, and its history, written to Redis outside the acquire path.
 
 A background thread writes them: one hash for each process, with a field for each hold or wait that is older than half a
 second. It writes differences, in one pipeline, at most once a second. The admin and the commands read the reports
@@ -12,8 +12,8 @@ import contextlib
 import json
 import logging
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,9 @@ from django_rlock._core.callbacks import log
 from django_rlock._core.clock import LONGEST, monotonic
 from django_rlock._core.process import Owned, on_exit
 from django_rlock._core.threads import snapshot
-from django_rlock._monitoring.documents import HEARTBEAT, describe_process, described_context
-from django_rlock._monitoring.recorder import HotLock, Recents, Recorder, server_clock
-from django_rlock._redis.keys import PROCESSES, report_key, stack_channel, stack_key
+from django_rlock._monitoring.documents import HEARTBEAT, KEEP, Mirror, describe_process, described_context
+from django_rlock._monitoring.recorder import HotLock, Recorder, to_json
+from django_rlock._redis.keys import HISTORIES, PROCESSES, history_key, report_key, stack_channel, stack_key
 from django_rlock._transport.bridges import stack_of
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.listener import ListenerWaiter
@@ -60,23 +60,23 @@ _MOST_ASKED = 10
 
 
 class Publisher:
-    """The report of this process on one server: the entries that the server has, and the entries that it should have.
+    """What this process writes to one server: its report, and its history of the server's ``aliases``.
 
     The report contains the oldest MAX_ENTRIES holds and waits. Items younger than MIN_AGE are in ``_young``, items that
     exceed the maximum in ``_rest``; both are only checked when the report has room.
     """
 
-    def __init__(self, using: str) -> None:
-        self.client = client_id()
+    def __init__(self, using: str, recorder: Recorder) -> None:
         self.using = using
-        self.key = report_key(self.client)
-        self.sent: dict[str, str] = {}
-        self.hot: list[HotLock] = []
-        self.certain = True  # whether the server has exactly what it was sent
+        self.aliases: set[str] = set()
         self.clock = 0.0  # server time minus monotonic time
         self.ttl = 0.0
         self.clock_due = self.beat_due = self.ttl_due = self.write_from = -math.inf
-        self._commands = commands_to(using, "reports")
+        self._server = commands_to(using, "reports")
+        self.report = Mirror(self._server, report_key(client_id()), PROCESSES)
+        self._recorder = recorder
+        self._history = Mirror(self._server, history_key(client_id()), HISTORIES)
+        self._version = 0
         self._shown: dict[Item, _Text] = {}
         self._young: deque[Item] = deque()
         self._rest: deque[Item] = deque()
@@ -95,43 +95,48 @@ class Publisher:
     def publish(self, now: float) -> float:
         """Write what has changed; returns when to call this again."""
         due = self._choose(now)
-        if not (self._shown or self.hot or self._may_be_there):
+        if not (self._has_entries or self.report.may_be_there or self._has_news):
             return due
         if now < self.write_from:
             return self.write_from
         try:
-            if self._shown or self.hot:
-                self._write(now)
-            else:
-                self.remove()
+            if self._has_entries:
+                self._write_report(now)
+            elif self.report.may_be_there:
+                self.report.remove()
+            if self._has_news:
+                self.write_history(now)
         except ImproperlyConfigured:
             # A test has removed the alias; outside tests the settings do not change.
-            self.sent, self.certain = {}, True
+            self.report.sent, self.report.certain = {}, True
             return math.inf
         except SERVER_ERRORS as error:
             log(logger, logging.INFO, "The process report was not written; it is retried later: %s", error)
-            self.certain = False
+            self.report.certain = self._history.certain = False
             self.write_from = now + _RETRY_PAUSE
             return self.write_from
         self.write_from = now + _WRITE_PAUSE
-        return self.write_from if self._shown or self.hot else due
+        return self.write_from if self._has_entries or self._has_news else due
 
-    def remove(self) -> None:
-        """Delete the report."""
-        self._commands.run([(self.key, ("UNLINK", self.key)), (PROCESSES, ("ZREM", PROCESSES, self.client))])
-        self.sent = {}
-        self.certain = True
-
-    def take_back(self) -> None:
-        """Delete the report at the end of the process; errors are ignored."""
-        if self._may_be_there:
-            with contextlib.suppress(*SERVER_ERRORS):
-                self.remove()
+    def leave(self, now: float) -> None:
+        """At the end of the process, write the rest, and delete the report if it holds nothing; errors are ignored."""
+        with contextlib.suppress(ImproperlyConfigured, *SERVER_ERRORS):
+            if not HOLDS and self.report.may_be_there:
+                self.report.remove()
+            if self._has_news:
+                self.write_history(now)
 
     @property
-    def _may_be_there(self) -> bool:
-        """Whether the server may have a report, perhaps by a write whose reply was lost."""
-        return bool(self.sent) or not self.certain
+    def _hot(self) -> list[HotLock]:
+        return [lock for lock in self._recorder.hot if lock.using in self.aliases]
+
+    @property
+    def _has_entries(self) -> bool:
+        return bool(self._shown or self._hot)
+
+    @property
+    def _has_news(self) -> bool:
+        return self._version != self._recorder.version
 
     # --- its entries -------------------------------------------------------------------------------------------------
 
@@ -155,39 +160,30 @@ class Publisher:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _write(self, now: float) -> None:
-        if now >= self.clock_due:
-            self._learn_clock()
-            self.clock_due = now + _CLOCK_PAUSE
+    def _write_report(self, now: float) -> None:
+        self._learn_clock(now)
         fields = dict(text.of(item, self.clock) for item, text in self._shown.items())
-        fields |= dict(lock.field(self.clock) for lock in self.hot)
+        fields |= dict(lock.field(self.clock) for lock in self._hot)
         # If the process was suspended, its report has expired: two thirds of the TTL after the refresh was due.
-        is_there = self.sent and self.certain and now < self.ttl_due + self.ttl / 2
-        commands = self._changes(fields) if is_there else self._all(fields)
-        commands += self._ttl_commands(now)
+        if now >= self.ttl_due + self.ttl / 2:
+            self.report.certain = False
+        if not self.report.is_there:
+            self.ttl = 0.0
+        commands = self.report.changes(fields, self.clock) + self._ttl_commands(now)
         if commands or now >= self.beat_due:
-            # This comes last, because its reply shows whether the server has lost the report (a restart, FLUSHALL).
-            commands.append((PROCESSES, ("ZADD", PROCESSES, repr(now + self.clock), self.client)))
-            is_new = bool(self._commands.run(commands)[-1])
-            self.certain = not (is_new and self.sent and self.certain)
-            self.beat_due = now + (HEARTBEAT if self.certain else _WRITE_PAUSE)
-        self.sent = fields
+            self.report.write(commands, fields, now + self.clock)
+            self.beat_due = now + (HEARTBEAT if self.report.certain else _WRITE_PAUSE)
 
-    def _all(self, fields: dict[str, str]) -> list[Command]:
-        self.ttl = 0.0
-        mapping = describe_process(self.clock) | fields
-        return [(self.key, ("UNLINK", self.key)), (self.key, ("HSET", self.key, *_flat(mapping)))]
-
-    def _changes(self, fields: dict[str, str]) -> list[Command]:
-        # An unchanged entry is the same object, so no texts are compared.
-        changed = {field: text for field, text in fields.items() if self.sent.get(field) is not text}
-        gone = self.sent.keys() - fields.keys()
-        commands: list[Command] = []
-        if changed:
-            commands.append((self.key, ("HSET", self.key, *_flat(changed))))
-        if gone:
-            commands.append((self.key, ("HDEL", self.key, *gone)))
-        return commands
+    def write_history(self, now: float) -> None:
+        self._learn_clock(now)
+        version, at, history = self._recorder.version, now + self.clock, self._history
+        fields = self._recorder.fields(self.aliases, self.clock, now)
+        if commands := history.changes(fields, self.clock):  # there are none if it is another server's news
+            commands.append((history.key, ("PEXPIRE", history.key, str(round(KEEP * 1000)))))
+            commands.append((HISTORIES, ("ZREMRANGEBYSCORE", HISTORIES, "-inf", repr(at - KEEP))))
+            history.write(commands, fields, at)
+        if history.certain:
+            self._version = version
 
     def _ttl_commands(self, now: float) -> list[Command]:
         # The TTL is refreshed after a third at the latest, so the report of a dead process outlives the leases in it.
@@ -196,15 +192,20 @@ class Publisher:
         if ttl <= self.ttl and now < self.ttl_due:
             return []
         self.ttl, self.ttl_due = ttl, now + ttl / 3
-        return [(self.key, ("PEXPIRE", self.key, math.ceil(ttl * 1000)))]
+        return [(self.report.key, ("PEXPIRE", self.report.key, math.ceil(ttl * 1000)))]
 
-    def _learn_clock(self) -> None:
-        clock = server_clock(self._commands, PROCESSES)
+    def _learn_clock(self, now: float) -> None:
+        if now < self.clock_due:
+            return
+        before = monotonic()
+        ((seconds, micros),) = self._server.run([(PROCESSES, ("TIME",))])
+        clock = int(seconds) + int(micros) / 1e6 - (before + monotonic()) / 2
+        self.clock_due = now + _CLOCK_PAUSE
         # Smaller differences come from the network; following them would rewrite every entry.
         if abs(clock - self.clock) > _CLOCK_STEP:
             self.clock = clock
             forgotten = ("ZREMRANGEBYSCORE", PROCESSES, "-inf", repr(monotonic() + clock - _FORGET_AFTER))
-            self._commands.run([(PROCESSES, forgotten)])
+            self._server.run([(PROCESSES, forgotten)])
 
 
 class _Text:
@@ -286,7 +287,7 @@ class Reporter:
     def __init__(self) -> None:
         self.inbox: deque[Item] = deque()
         self.publishers: dict[str, Publisher] = {}
-        self.recorder = Recorder(self._homes_of, Recents(self._homes_of))
+        self.recorder = Recorder()
         self.stacks = Stacks(self._wake)
         self._homes: dict[str, dict[str, str]] = {}
         self._event = threads.AutoResetEvent()
@@ -358,27 +359,24 @@ class Reporter:
             self._take_back(now)
             return math.inf
         due = self.recorder.round(now)
-        self._share_hot()
-        due = min([due, *(publisher.publish(now) for publisher in self.publishers.values())])
+        due = min([due, *(publisher.publish(now) for publisher in self._all_publishers())])
         self.stacks.answer()
         for publisher in self.publishers.values():
             if publisher.using not in self.stacks.channels and publisher.shows_stacks:
                 self.stacks.listen(publisher.using)
         return due
 
-    def _share_hot(self) -> None:
-        hot: dict[Publisher, list[HotLock]] = defaultdict(list)
-        for lock in self.recorder.hot:
-            for publisher in self._publishers_of(lock.using):
-                hot[publisher].append(lock)
-        for publisher in self.publishers.values():
-            publisher.hot = hot[publisher]
+    def _all_publishers(self) -> Iterable[Publisher]:
+        for using in self.recorder.aliases:
+            self._publishers_of(using)
+        return self.publishers.values()
 
     def _publishers_of(self, using: str) -> list[Publisher]:
         homes = self._homes_of(using)
         for cache, server in homes.items():
             if cache not in self.publishers:
-                self.publishers[cache] = Publisher(server)
+                self.publishers[cache] = Publisher(server, self.recorder)
+            self.publishers[cache].aliases.add(using)
         return [self.publishers[cache] for cache in homes]
 
     def _homes_of(self, using: str) -> dict[str, str]:
@@ -389,9 +387,9 @@ class Reporter:
         return known
 
     def _take_back(self, now: float) -> None:
-        self.recorder.leave(now)
-        for publisher in () if HOLDS else self.publishers.values():
-            publisher.take_back()
+        self.recorder.look(now)
+        for publisher in self._all_publishers():
+            publisher.leave(now)
         if self._leaving is not None:
             self._leaving.set()
 
@@ -419,10 +417,6 @@ def _is_live(item: Item, now: float) -> bool:
     return item in HOLDS and item.lost is None
 
 
-def _flat(mapping: dict[str, str]) -> list[str]:
-    return [word for pair in mapping.items() for word in pair]
-
-
 def _homes(using: str) -> dict[str, str]:
     try:
         return {get_settings(server).cache: server for server in server_aliases(using)}
@@ -445,7 +439,7 @@ def _entry(item: Hold | Wait, clock: float) -> tuple[str, str]:
     }
     if isinstance(item, Hold):
         document |= {"count": item.count, "lease": item.lease, "renewed": item.renewed}
-    return f"{what} {owner} {item.lock.key}", json.dumps(document, separators=(",", ":"))
+    return f"{what} {owner} {item.lock.key}", to_json(document)
 
 
 def _notify(item: Item) -> None:

@@ -293,17 +293,12 @@ def report_key(client: str) -> str:
 
 
 def history_key(client: str) -> str:
-    """The key of a process's history, a string."""
+    """The key of a process's history, a hash."""
     return f"rlock_history:{client}"
 
 
-def recent_key(client: str) -> str:
-    """The key of a process's last holds and waits, a hash."""
-    return f"rlock_recent:{client}"
-
-
-def recent_field(key: str) -> str:
-    """The field of a lock's last holds and waits."""
+def lock_field(key: str) -> str:
+    """The field of a history for a lock's last holds and waits."""
     return f"lock {key}"
 
 

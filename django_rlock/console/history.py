@@ -7,7 +7,7 @@ with reports, it trusts no value that it reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -15,14 +15,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django_rlock._monitoring.documents import (
     HOUR_SLOTS,
     KEEP,
+    LAST,
     SLOT,
-    document_in,
     list_of,
     number_of,
+    parsed,
     short_text,
     texts_of,
 )
-from django_rlock.console.reading import asking, listed_aliases
+from django_rlock.console.reading import ProcessHistory, asking, listed_aliases
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import CLIENT_LENGTH, Party
 from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS
@@ -36,7 +37,10 @@ MAX_SHOWN_EVENTS = 200
 _MAX_COUNT = 2**53
 _MORE_GROUPS = 50
 """Groups of a process beyond MAX_GROUPS: one for each alias."""
+MAX_FIELD_SPANS = max(MAX_EVENTS, sum(LAST.values()))
 _HOUR = SLOT * HOUR_SLOTS
+_WHATS = "hold", "wait", "lost", "freed"
+_TEXTS = "using", "name", "place", "reason", "by", "whom"
 CLOCK_AHEAD = 1.0
 """How far a process's estimate of the server's clock may be ahead of that clock, in seconds."""
 
@@ -153,17 +157,15 @@ def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
     for using in aliases:
         try:
             with asking("*", using) as server:
-                now, texts = server.read_histories()
+                now, histories = server.read_histories("work", "events")
         except (LockUnavailableError, ImproperlyConfigured) as error:
             problems.append((using, error))
             continue
         # Aliases may share a server, where each process has one history for all.
-        for client, text in texts.items():
-            document = document_in(text, MAX_HISTORY_JSON)
-            for found in _work(client, document, now):
-                work[client, found.using, found.template, found.prefix] = found
-            for event in spans_in(client, document, "events", MAX_EVENTS, now):
-                events[client, event.what, event.at, event.name] = event
+        for history in histories:
+            client = history.client
+            work |= {(client, found.using, found.template, found.prefix): found for found in _work(history, now)}
+            events |= {(client, event.what, event.at, event.name): event for event in spans_in(history, "events", now)}
     latest = sorted(events.values(), key=lambda event: event.at)[::-1][:MAX_SHOWN_EVENTS]
     return History(_joined(work.values()), latest, problems, known)
 
@@ -177,19 +179,21 @@ def _joined(found: Iterable[GroupWork]) -> list[GroupWork]:
     return sorted(busy, key=lambda work: (-work.acquired, work.using, work.label))[:MAX_WORK]
 
 
-def _work(client: str, document: Mapping[str, Any], now: float) -> Iterable[GroupWork]:
-    for entry in list_of(document.get("work"), MAX_GROUPS + _MORE_GROUPS):
-        using = short_text(entry.get("using"))
+def _work(history: ProcessHistory, now: float) -> Iterator[GroupWork]:
+    for entry in list_of(parsed(history.texts.get("work", ""), MAX_HISTORY_JSON), MAX_GROUPS + _MORE_GROUPS):
         # A slot may begin before the hour does, and by a clock that is ahead.
-        slots = [slot for slot in _slots(entry.get("slots")) if now - _HOUR - SLOT < slot[0] < now + SLOT]
+        begin, end = now + history.ahead - _HOUR - SLOT, now + history.ahead + SLOT
+        slots = [slot for slot in _slots(entry.get("slots")) if begin < slot[0] < end]
+        spans = [_span(history, span, now) for span in list_of(entry.get("longest"), 2)]
+        longest = {span.what: span for span in spans if span and span.at > now - _HOUR - SLOT}
         yield GroupWork(
-            using=using,
+            using=short_text(entry.get("using")),
             template=short_text(entry.get("template")),
             prefix=short_text(entry.get("prefix")),
             acquired=int(sum(slot[1] for slot in slots)),
             gave_up=int(sum(slot[2] for slot in slots)),
-            longest_hold=_past(client, document, "hold", entry.get("hold"), using, now),
-            longest_wait=_past(client, document, "wait", entry.get("wait"), using, now),
+            longest_hold=longest.get("hold"),
+            longest_wait=longest.get("wait"),
         )
 
 
@@ -203,70 +207,39 @@ def _slots(value: Any) -> Iterable[list[float]]:
             yield known
 
 
-def _past(
-    client: str, document: Mapping[str, Any], field: str, entry: Any, using: str, now: float
-) -> ReportedSpan | None:
-    known = (entry | {"what": field, "using": using}) if isinstance(entry, dict) else {}
-    return _span(client, document, known, now - _HOUR - SLOT, now + SLOT)
+def spans_in(history: ProcessHistory, field: str, now: float) -> Iterator[ReportedSpan]:
+    """The spans in a field of a process's history."""
+    for entry in list_of(parsed(history.texts.get(field, ""), MAX_HISTORY_JSON), MAX_FIELD_SPANS):
+        yield from filter(None, [_span(history, entry, now)])
 
 
-def spans_in(
-    client: str,
-    document: Mapping[str, Any],
-    field: str,
-    at_most: int,
-    now: float,
-    lock: Mapping[str, Any] | None = None,
-) -> Iterator[ReportedSpan]:
-    """The spans in a field of a process's memory: holds or waits, as ``lock`` says; without it, losses and forced
-    releases."""
-    for entry in list_of(document.get(field), at_most):
-        if lock is not None:
-            found = _span(client, document, {**entry, **lock}, now - KEEP, now + CLOCK_AHEAD)
-            if found is not None:
-                yield replace(found, at=min(found.at, now))
-        elif entry.get("what") in ("lost", "freed"):
-            yield from filter(None, [_span(client, document, entry, now - KEEP, now + SLOT)])
-
-
-def _span(
-    client: str, document: Mapping[str, Any], entry: Mapping[str, Any], since: float, until: float
-) -> ReportedSpan | None:
-    """The span of an entry; None for impossible values, or another time."""
-    lasts = entry.get("what") in ("hold", "wait")
-    at, seconds = number_of(entry.get("at")), number_of(entry.get("seconds") if lasts else 0.0)
-    if at is None or seconds is None or not since < at < until or not 0 <= seconds < at:
+def _span(history: ProcessHistory, entry: Mapping[str, Any], now: float) -> ReportedSpan | None:
+    """The span of an entry; None for impossible values."""
+    what, at, seconds = entry.get("what"), number_of(entry.get("at")), number_of(entry.get("seconds"))
+    if what not in _WHATS or at is None or seconds is None or not 0 <= seconds < at:
+        return None
+    at -= history.ahead
+    if not now - KEEP < at < now + CLOCK_AHEAD:
         return None
     # A Party shortens the former owner's id in the same way as the ids of holders.
-    owner = short_text(entry.get("owner"))
+    owner, pid = short_text(entry.get("owner")), number_of(history.texts.get("pid"))
+    texts: dict[str, Any] = {name: short_text(entry.get(name)) for name in _TEXTS}
     return ReportedSpan(
-        **party_in(client, document, entry),
-        what=short_text(entry.get("what")),
-        at=at,
-        using=short_text(entry.get("using")),
-        name=short_text(entry.get("name")),
+        **texts,
+        owner="",
+        actor="",
+        client=history.client,
+        host=short_text(history.texts.get("host")) or None,
+        pid=None if pid is None else int(pid),
+        role=short_text(history.texts.get("role")),
+        context=texts_of(entry.get("context")),
+        what=what,
+        at=min(at, now),
         seconds=seconds,
-        failed=entry.get("failure") is not None,
-        reason=short_text(entry.get("failure" if lasts else "reason")),
-        by=short_text(entry.get("by")),
+        failed=entry.get("failed") is True,
         lost_owner=Party(owner=owner, actor="", client=owner[:CLIENT_LENGTH]).short_owner,
-        whom=short_text(entry.get("whom")),
         is_named="place" in entry,
     )
-
-
-def party_in(client: str, document: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    pid = number_of(document.get("pid"))
-    return {
-        "owner": "",
-        "actor": "",
-        "client": client,
-        "host": short_text(document.get("host")) or None,
-        "pid": None if pid is None else int(pid),
-        "role": short_text(document.get("role")),
-        "place": short_text(entry.get("place")),
-        "context": texts_of(entry.get("context")),
-    }
 
 
 def _longer(one: ReportedSpan | None, other: ReportedSpan | None) -> ReportedSpan | None:

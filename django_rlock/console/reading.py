@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections import ChainMap, Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -38,8 +38,6 @@ from django_rlock._redis.keys import (
     PROCESSES,
     history_key,
     queue_key,
-    recent_field,
-    recent_key,
     redisson_queue_key,
     report_key,
     reservations_key,
@@ -102,14 +100,14 @@ class State:
         return all(_OWNER.fullmatch(owner) for owner in self.holds)
 
 
-class RecentText(NamedTuple):
-    """A process's memory of a lock, as JSON, and the client id of the process."""
+class ProcessHistory(NamedTuple):
+    """Some fields of a process's history, by name, as texts, which may be missing; ``age`` is how long ago it was
+    written, and ``ahead`` by how much its times are ahead of the clock to which readers compare them, in seconds."""
 
     client: str
-    text: str
-    host: str
-    pid: str
-    role: str
+    age: float
+    texts: Mapping[str, str]
+    ahead: float = 0.0
 
 
 def read_all_reports(client: redis.Redis, server: str, is_refresh: bool = False) -> tuple[float, list[Report]]:
@@ -164,26 +162,17 @@ def read_reports(client: redis.Redis, processes: Collection[str]) -> tuple[float
     return now, [parse_report(process, heartbeat, fields) for process, heartbeat, fields in found if fields]
 
 
-def read_histories(client: redis.Redis) -> tuple[float, dict[str, str]]:
-    """The server's time in seconds, and the text of each process's history by client id; only the latest histories."""
-    time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1)])
-    processes = [plain_text(member) for member in members or ()]
-    texts = _pipeline(client, [("GET", history_key(process)) for process in processes])
-    return _seconds(time), {p: plain_text(text) for p, text in zip(processes, texts, strict=True) if text is not None}
-
-
-def read_recent(client: redis.Redis, key: str) -> tuple[float, list[RecentText]]:
-    """The server's time, in seconds, and what each process remembers of a lock."""
-    time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1)])
-    processes = [plain_text(member) for member in members or ()]
-    wanted = recent_field(key), "host", "pid", "role"
-    replies = _pipeline(client, [("HMGET", recent_key(process), *wanted) for process in processes])
-    found = [
-        RecentText(process, *(plain_text(value or b"") for value in reply))
-        for process, reply in zip(processes, replies, strict=True)
-        if reply and reply[0] is not None
+def read_histories(client: redis.Redis, fields: Sequence[str]) -> tuple[float, list[ProcessHistory]]:
+    """The server's time in seconds, and these fields of the latest histories, with the process's description."""
+    time, members = _pipeline(client, [("TIME",), ("ZREVRANGE", HISTORIES, 0, MAX_HISTORIES - 1, "WITHSCORES")])
+    now, wanted = _seconds(time), (*fields, "host", "pid", "role")
+    ages = {plain_text(member): now - (number_of(score) or 0.0) for member, score in _pairs(members or [])}
+    replies = _pipeline(client, [("HMGET", history_key(process), *wanted) for process in ages])
+    texts = [
+        {name: plain_text(text) for name, text in zip(wanted, reply or (), strict=False) if text is not None}
+        for reply in replies
     ]
-    return _seconds(time), found
+    return now, [ProcessHistory(*each, found) for each, found in zip(ages.items(), texts, strict=True) if found]
 
 
 def read_states(client: redis.Redis, keys: Iterable[str]) -> dict[str, State]:
@@ -363,14 +352,12 @@ class ServerReader:
     def read_reports(self, processes: Collection[str]) -> tuple[float, list[Report]]:
         return _merge_reports(self._ask(lambda client, _: read_reports(client, processes)).values())
 
-    def read_histories(self) -> tuple[float, dict[str, str]]:
-        times, texts = zip(*self._ask(lambda client, _: read_histories(client)).values(), strict=True)
-        return times[0], dict(ChainMap(*texts))
-
-    def read_recent(self, key: str) -> tuple[float, list[RecentText]]:
-        """The data of each server: a node that was down lacks some of them, and each node uses its own clock."""
-        times, texts = zip(*self._ask(lambda client, _: read_recent(client, key)).values(), strict=True)
-        return times[0], [*itertools.chain(*texts)]
+    def read_histories(self, *fields: str) -> tuple[float, list[ProcessHistory]]:
+        """The latest histories: a node that was down lacks a part of them, and each node uses its own clock."""
+        answers = [*self._ask(lambda client, _: read_histories(client, fields)).values()]
+        now = answers[0][0]
+        found = [each._replace(ahead=time - now) for time, histories in answers for each in histories]
+        return now, [*{each.client: each for each in sorted(found, key=lambda each: -each.age)}.values()]
 
     def read_states(self, keys: Iterable[str]) -> dict[str, State]:
         [states] = self._ask(lambda client, _: read_states(client, keys)).values()

@@ -6,20 +6,20 @@ value from Redis is trusted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from django_rlock._monitoring.documents import MAX_HOLDS, MAX_WAITS, document_in, list_of, number_of
+from django_rlock._monitoring.documents import LAST
+from django_rlock._redis.keys import lock_field
 from django_rlock.console.history import ReportedSpan, plain, spans_in
-from django_rlock.console.reading import RecentText, asking
+from django_rlock.console.reading import asking
 from django_rlock.locks.infos import LockInfo, Party
-from django_rlock.locks.statistics import LONG_WAIT, MAX_EVENTS
+from django_rlock.locks.statistics import LONG_WAIT
 from django_rlock.settings import get_settings
 
-MAX_TIMELINE_JSON = 100_000
 MAX_SHOWN = 10
 """The number of the last holds, of the last waits and of the last forced releases that are listed."""
 MAX_SPANS = 500
@@ -96,41 +96,24 @@ class Timeline:
 
 def read_timeline(using: str, name: str, info: LockInfo | None) -> Timeline:
     """Return a lock's past and its present state. Raises LockUnavailableError if Redis does not answer."""
+    field = lock_field(get_settings(using).key_prefix + name)
     with asking(name, using) as server:
-        now, texts = server.read_recent(get_settings(using).key_prefix + name)
-    hold, wait = ({"what": what, "using": using, "name": name} for what in ("hold", "wait"))
-    past = _by_client(texts).items()
-    holds = [span for each in past for span in spans_in(*each, "holds", MAX_HOLDS, now, hold)]
-    waits = [span for each in past for span in spans_in(*each, "waits", MAX_WAITS, now, wait)]
-    freed = [span for each in past for span in spans_in(*each, "freed", MAX_EVENTS, now)]
+        now, histories = server.read_histories(field)
+    spans = [span for history in histories for span in spans_in(history, field, now)]
     # What still lasts is known from the lock itself: processes record only what has ended.
     if info:
-        holds += [_present(hold, holder, now, holder.held_for) for holder in info.holders if holder.since]
-        waits += [_present(wait, waiter, now, waiter.waited) for waiter in info.waiters if waiter.since]
-    return Timeline(now, _latest(holds), _latest(waits), _latest(freed))
+        spans += [
+            _present("hold", using, name, holder, now, holder.held_for) for holder in info.holders if holder.since
+        ]
+        spans += [_present("wait", using, name, waiter, now, waiter.waited) for waiter in info.waiters if waiter.since]
+    spans.sort(key=lambda span: span.at)
+    holds, waits, freed = ([span for span in spans if span.what == what][-MAX_SPANS:] for what in LAST)
+    return Timeline(now, holds, waits, freed)
 
 
-def _latest(found: Iterable[ReportedSpan]) -> list[ReportedSpan]:
-    return sorted(found, key=lambda span: span.at)[-MAX_SPANS:]
-
-
-def _by_client(texts: Iterable[RecentText]) -> dict[str, dict[str, Any]]:
-    """The memory of each process; if several nodes have it, the latest version."""
-    found: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        document = document_in(text.text, MAX_TIMELINE_JSON) | {"host": text.host, "pid": text.pid, "role": text.role}
-        found[text.client] = max(found.get(text.client, document), document, key=_last_change)
-    return found
-
-
-def _last_change(document: Mapping[str, Any]) -> float:
-    entries = (entry for field in ("holds", "waits", "freed") for entry in list_of(document.get(field), MAX_SPANS))
-    return max((number_of(entry.get("at")) or 0.0 for entry in entries), default=0.0)
-
-
-def _present(what: Mapping[str, Any], party: Party, now: float, seconds: float | None) -> ReportedSpan:
+def _present(what: str, using: str, name: str, party: Party, now: float, seconds: float | None) -> ReportedSpan:
     known = {field.name: getattr(party, field.name) for field in fields(Party)}
-    return ReportedSpan(**known, **what, at=now, seconds=seconds or 0.0, is_now=True)
+    return ReportedSpan(**known, what=what, using=using, name=name, at=now, seconds=seconds or 0.0, is_now=True)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ def _note_freed(taken: Taken, call: ScriptCall, missing: set[AbstractLock], now:
     group, holds = taken
     unusual = missing or call.sends > 1 or any(map(_LATE_LEASE, holds))
     if not unusual and not reports_release(group.locks[0], now - holds[0].since):
-        count_together(holds, group.counted, group.name, now)
+        count_together(holds, group.counted, now)
         return []
     failures: list[RLockError] = []
     for lock, hold in zip(group.locks, holds, strict=True):

@@ -32,17 +32,19 @@ MAX_GROUPS = 50
 """How many groups are counted; the locks of further groups are counted together, for each alias."""
 MAX_RECENT = 500
 FEW = 10
-"""Of more locks that were taken together, none is among the last holds."""
+"""Of the locks that were taken together, only so many are among the last holds."""
 MAX_EVENTS = 50
 LONG_WAIT = 0.001
 """Shorter waits are not worth counting, in seconds."""
-_MAX_RECORDS = 50
+_LONG_SPAN = 0.01
+"""Holds and waits from this length on are not lost among more than MAX_RECENT short ones, in seconds."""
+_MAX_LONG_SPAN = 2000
 _MAX_NAMES = 1000
 
 
 class Span(NamedTuple):
     """A "hold" of a lock, or a "wait" for one, which ended after ``seconds``; or a hold that was "lost", or "freed" by
-    force. ``at`` is the monotonic time of that.
+    force. ``at`` is the monotonic time of that, ``group`` the group of locks in which it is counted.
 
     ``failure`` is why a hold was lost or freed, "" for a wait that ended without the lock; it is None for a hold or
     wait that ended as intended. ``place`` and ``context`` describe the owner, as in ``Hold``; of a forced release, the
@@ -51,7 +53,7 @@ class Span(NamedTuple):
     """
 
     what: str
-    using: str
+    group: Group
     name: str
     at: float
     seconds: float
@@ -61,6 +63,10 @@ class Span(NamedTuple):
     owner: str = ""
     by: str = ""
     whom: str = ""
+
+    @property
+    def using(self) -> str:
+        return self.group[0]
 
 
 class Count:
@@ -80,30 +86,25 @@ class Count:
 
 
 class LockStatistics:
-    """The locks of one group: successful attempts, and attempts that gave up.
+    """The locks of one group: successful attempts, and attempts that gave up."""
 
-    Holds shorter than ``longest_hold`` seconds are not added to ``holds``; the reporter
-    takes these out and resets it.
-    """
-
-    __slots__ = ("acquired", "gave_up", "holds", "longest_hold", "longest_wait", "template", "using", "waits")
+    __slots__ = ("acquired", "gave_up", "group")
 
     def __init__(self, group: Group) -> None:
-        self.using, self.template, _ = group
+        self.group = group
         self.acquired = Count()
         self.gave_up = Count()
-        self.holds: deque[Span] = deque(maxlen=_MAX_RECORDS)
-        self.waits: deque[Span] = deque(maxlen=_MAX_RECORDS)
-        self.longest_hold = self.longest_wait = 0.0
 
 
 class Statistics:
-    """All groups of this process, its last holds and waits since the reporter looked, and the losses."""
+    """All groups of this process, and what has ended since the reporter looked: the last holds, the last waits, all
+    long ones, and the losses and forced releases."""
 
     def __init__(self) -> None:
         self.groups: dict[Group, LockStatistics] = {}
         self.recent: deque[Hold] = deque(maxlen=MAX_RECENT)
         self.waits: deque[Span] = deque(maxlen=MAX_RECENT)
+        self.long: deque[Hold | Span] = deque(maxlen=_MAX_LONG_SPAN)
         self.events: deque[Span] = deque(maxlen=MAX_EVENTS)
         self._by_name: dict[str, LockStatistics] = {}
 
@@ -113,7 +114,7 @@ class Statistics:
             return self.at((lock.using, lock.template, ""))  # as group_of() makes it
         # To find it by the lock's own name is faster than to make the group's.
         counters = self._by_name.get(lock.name)
-        if counters is None or counters.using != lock.using:
+        if counters is None or counters.group[0] != lock.using:
             counters = self.at(group_of(lock))
             if len(self._by_name) >= _MAX_NAMES:
                 self._by_name.clear()
@@ -139,6 +140,7 @@ class Statistics:
         self._by_name.clear()
         self.recent.clear()
         self.waits.clear()
+        self.long.clear()
         self.events.clear()
 
 
@@ -151,54 +153,45 @@ def count_hold(hold: Hold, now: float) -> None:
     """Count a hold that ends now."""
     hold.ended = now
     STATISTICS.recent.append(hold)
-    counters = STATISTICS.of(hold.lock)
-    counters.acquired.add()
-    # Another thread may do the same in between: then a hold is listed that is not the longest, which does no harm.
-    held = now - hold.since
-    if held > counters.longest_hold:
-        counters.longest_hold = held
-        counters.holds.append(Span("hold", hold.lock.using, hold.lock.name, now, held, hold.caller_name, hold.context))
+    if now - hold.since >= _LONG_SPAN:
+        STATISTICS.long.append(hold)
+    STATISTICS.of(hold.lock).acquired.add()
 
 
-def count_together(holds: Sequence[Hold], groups: Iterable[Group], name: str, now: float) -> None:
-    """Count locks that were taken together and are released now, once for each of their groups; ``name`` names all."""
-    first = holds[0]
+def count_together(holds: Sequence[Hold], groups: Iterable[Group], now: float) -> None:
+    """Count locks that were taken together and are released now, once for each of their groups."""
     for hold in holds:
         hold.ended = now
-    if len(holds) <= FEW:
-        STATISTICS.recent.extend(holds)
-    lasted, owner = now - first.since, first.owner
+    STATISTICS.recent.extend(holds[:FEW])
+    if now - holds[0].since >= _LONG_SPAN:
+        STATISTICS.long.extend(holds[:FEW])
     for group in groups:
-        counters = STATISTICS.at(group)
-        counters.acquired.add()
-        if lasted > counters.longest_hold:
-            counters.longest_hold = lasted
-            counters.holds.append(Span("hold", group[0], name, now, lasted, owner.caller_name, first.context))
+        STATISTICS.at(group).acquired.add()
 
 
 def count_wait(lock: Named, caller_name: str, waited: float, failure: str | None = None) -> None:
     """Count a wait that has ended after ``waited`` seconds."""
-    past = Span("wait", lock.using, lock.name, monotonic(), waited, caller_name, context.get(), failure)
-    STATISTICS.waits.append(past)
-    counters = STATISTICS.of(lock)
-    if waited > counters.longest_wait:
-        counters.longest_wait = waited
-        counters.waits.append(past)
+    group = STATISTICS.of(lock).group
+    span = Span("wait", group, lock.name, monotonic(), waited, caller_name, context.get(), failure)
+    STATISTICS.waits.append(span)
+    if waited >= _LONG_SPAN:
+        STATISTICS.long.append(span)
 
 
 def note_lost(hold: Hold) -> None:
     """Record a hold that was lost."""
-    using, name, now = hold.lock.using, hold.lock.name, monotonic()
+    group, name, now = group_of(hold.lock), hold.lock.name, monotonic()
     STATISTICS.events.append(
-        Span("lost", using, name, now, 0.0, hold.caller_name, hold.context, hold.lost or "", hold.owner_id)
+        Span("lost", group, name, now, 0.0, hold.caller_name, hold.context, hold.lost or "", hold.owner_id)
     )
 
 
 def note_freed(lock: Named, owner: str | None, reason: str, caller_name: str) -> None:
     """Record a lock that was freed by force, by the ``operator`` or by the code at hand."""
     by, why, whom = operator.get() or ("", reason, "")
+    group, name, now = group_of(lock), lock.name, monotonic()
     STATISTICS.events.append(
-        Span("freed", lock.using, lock.name, monotonic(), 0.0, caller_name, context.get(), why, owner or "", by, whom)
+        Span("freed", group, name, now, 0.0, caller_name, context.get(), why, owner or "", by, whom)
     )
 
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 
@@ -51,14 +52,15 @@ def plant_past(client: redis.Redis, name: str) -> None:
     """What a process remembers of a lock: a hold, a loss, a wait, one in vain, and a forced release."""
     now = client.time()[0]
     about = {"place": "MainThread", "context": {"route": "POST /buy/1/", "user": "7"}, "seconds": 4.0}
-    lost = {**about, "at": now - 20, "failure": "alice freed it by force"}
-    document = {
-        "holds": [{**about, "at": now - 25}, lost],
-        "waits": [{**about, "at": now - 25}, {**about, "at": now - 24, "failure": ""}],
-        "freed": [{**about, "what": "freed", "at": now - 20, "by": "alice", "reason": "stuck", "whom": "web-1 pid 7"}],
-    }
-    client.hset("rlock_recent:x", f"lock rlock:{name}", json.dumps(document))
-    client.hset("rlock_recent:x", mapping={"host": "web-1", "pid": "7", "role": "web"})
+    spans = [
+        {**about, "what": "hold", "at": now - 25},
+        {**about, "what": "hold", "at": now - 20, "failed": True, "reason": "alice freed it by force"},
+        {**about, "what": "wait", "at": now - 25},
+        {**about, "what": "wait", "at": now - 24, "failed": True},
+        {**about, "what": "freed", "at": now - 20, "by": "alice", "reason": "stuck", "whom": "web-1 pid 7"},
+    ]
+    fields: Any = {f"lock rlock:{name}": json.dumps(spans), "host": "web-1", "pid": "7", "role": "web"}
+    client.hset("rlock_history:x", mapping=fields)
     client.zadd("rlock_histories", {"x": now})
 
 

@@ -20,7 +20,7 @@ class Past:
     def written(self, ahead: float = 0.0) -> History:
         """Write it now, or as if some seconds had passed, and read it."""
         settle()
-        self.recorder.leave(monotonic() + ahead)
+        reporter._reporter.value._take_back(monotonic() + ahead)
         return read_history()
 
     @property
@@ -31,14 +31,8 @@ class Past:
         """Do what is due then; returns in how many seconds something is due again."""
         settle()
         now = monotonic() + ahead
-        return ROUND(self.recorder, now) - now
-
-    def publish(self, ahead: float) -> None:
-        """Look at what was counted, and write the report."""
-        settle()
-        now = monotonic() + ahead
-        ROUND(self.recorder, now)
-        reporter._reporter.value.round(now)
+        due = ROUND(self.recorder, now)
+        return min(due, reporter._reporter.value.round(now)) - now
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from django_rlock.console.timeline import read_timeline
 from django_rlock.inspection import LockInfo, force_release, iter_locks
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.kinds import note_templates
-from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS, STATISTICS
+from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS, MAX_RECENT, STATISTICS
 from tests.conftest import OwnServer
 from tests.console.past import Past, working_on
 from tests.console.processes import Process
@@ -81,8 +81,17 @@ def test_what_an_alias_keeps_to_itself_is_not_written(
         take(rlock("stock:1"))
     assert past.written().work
     assert read_timeline("default", "stock:1", None)
-    assert "secret" not in str(redis_client.get(keys.history_key(client_id())))
-    assert "secret" not in str(redis_client.hgetall(keys.recent_key(client_id())))
+    assert "secret" not in str(redis_client.hgetall(keys.history_key(client_id())))
+
+
+def test_no_number_of_short_holds_hides_the_longest(past: Past) -> None:
+    with rlock("stock:1"):
+        time.sleep(0.02)  # what is measured
+    take(*[rlock("stock:2")] * (MAX_RECENT + 1))
+    found = work(past)["stock:…"]
+    assert found.acquired == MAX_RECENT + 2
+    assert found.longest_hold is not None
+    assert found.longest_hold.name == "stock:1"
 
 
 def test_waits_and_attempts_that_gave_up_are_counted(past: Past) -> None:
@@ -126,17 +135,17 @@ def test_any_number_of_names_makes_a_history_of_bounded_size(past: Past, redis_c
     assert len(found.work) == MAX_GROUPS + 1
     assert sum(each.acquired for each in found.work) == MAX_GROUPS + 50
     assert len(found.events) == MAX_EVENTS
-    assert redis_client.strlen(keys.history_key(client_id())) < MAX_HISTORY_JSON
+    assert all(len(text) < MAX_HISTORY_JSON for text in redis_client.hvals(keys.history_key(client_id())))
 
 
 def test_after_an_hour_nothing_is_left_of_it(past: Past) -> None:
     take(rlock("stock:1"))
     assert [each.acquired for each in past.written().work] == [1]
     take(rlock("cart:1"))
-    past.recorder._look(monotonic() + 3500)
+    past.recorder.look(monotonic() + 3500)
     assert {group[2] for group in STATISTICS.groups} == {"stock:", "cart:"}
     take(rlock("cart:1"))
-    past.recorder._look(monotonic() + 7500)
+    past.recorder.look(monotonic() + 7500)
     assert {group[2] for group in STATISTICS.groups} == {"cart:"}
 
 
@@ -145,11 +154,10 @@ def test_only_the_last_hour_of_a_history_counts(past: Past, redis_client: redis.
     take(rlock("stock:1"))
     past.written()
     key = keys.history_key(client_id())
-    document = json.loads(str(redis_client.get(key)))
-    [entry] = document["work"]
+    [entry] = json.loads(str(redis_client.hget(key, "work")))
     entry["slots"] = [[start - age, acquired, gave_up] for start, acquired, gave_up in entry["slots"]]
-    entry["hold"]["at"] -= age
-    redis_client.set(key, json.dumps(document))
+    entry["longest"][0]["at"] -= age
+    redis_client.hset(key, "work", json.dumps([entry]))
     assert not read_history().work
 
 
@@ -206,14 +214,16 @@ def test_a_process_writes_what_it_has_counted_when_it_ends(redis_client: redis.R
 def test_counts_are_written_every_five_seconds_and_events_at_once(past: Past, redis_client: redis.Redis) -> None:
     take(rlock("stock:1"))
     with commands(redis_client) as sent:
-        assert past.round(0) > 4
-    history = ["TIME", "SET", "ZADD", "ZREMRANGEBYSCORE"]
-    assert [command.split()[0] for command in sent] == [*history, "UNLINK", "HSET", "PEXPIRE"]
+        past.round(0)
+    clock, history = ["TIME", "ZREMRANGEBYSCORE"], ["HSET", "PEXPIRE", "ZREMRANGEBYSCORE", "ZADD"]
+    assert [command.split()[0] for command in sent] == [*clock, "UNLINK", *history]
+    assert past.round(1) > 3
     take(rlock("stock:2"))
     with commands(redis_client) as sent:
         assert past.round(3) < 3
         past.round(5.5)
-    assert [command.split()[0] for command in sent] == [*history, "HSET", "PEXPIRE"]
+    assert [command.split()[0] for command in sent] == ["TIME", *history]
+    past.round(30)
     assert past.round(60) == float("inf")
     rlock("stock:1").acquire()
     assert force_release("stock:1")
@@ -235,6 +245,16 @@ def test_a_server_that_was_down_gets_everything_later(past: Past, own_server: Ow
     assert all(read_timeline("default", name, None) for name in ("stock:1", "stock:2"))
 
 
+def test_a_server_that_forgot_it_gets_everything_again(past: Past, redis_client: redis.Redis) -> None:
+    take(rlock("stock:1"))
+    past.round(0)
+    redis_client.flushall()
+    take(rlock("stock:2"))
+    past.round(6)
+    past.round(8)
+    assert all(read_timeline("default", name, None) for name in ("stock:1", "stock:2"))
+
+
 def test_a_forked_child_begins_anew(past: Past) -> None:
     take(rlock("stock:1"))
 
@@ -248,21 +268,18 @@ def test_a_forked_child_begins_anew(past: Past) -> None:
 
 HOSTILE: list[str | bytes] = [
     "not JSON",
-    "[1, 2]",
     "null",
     "[" * 100_000,
     "x" * 1_000_000,
     b"\xff\xfe\x00",
-    '{"work": {"a": 1}, "events": "x", "pid": [], "host": {}}',
-    '{"work": [1, null, [], {}], "events": [2, null, {}, {"what": "lost"}]}',
-    '{"work": [{"using": [], "template": {}, "prefix": 7, "slots": [[1], "x", [NaN, 1e400, {}], [%d, -1, 5]]}]}',
-    '{"work": [{"using": "default", "slots": [[%d, 3, "4"]], "hold": [], "wait": {"seconds": 1e300, "at": %d}}]}',
-    '{"work": [{"slots": [[%d, 1e308, 1e308], [%d, 1e308, 1], [%d, -5, 1]], "hold": {"seconds": -1, "at": NaN}}]}',
-    '{"events": [{"what": "lost", "at": %d, "using": 5, "name": "\\ud800\\u0000", "owner": {"a": 1}, "by": []}]}',
-    '{"events": [{"what": "freed", "at": %d, "context": {"route": {"a": 1}, "task": [7]}, "place": 1e400}]}',
-    '{"pid": 1e400, "events": [{"what": "lost", "at": %d}]}',
-    '{"pid": ' + "9" * 5000 + "}",
-    json.dumps({"host": "<script>alert(1)</script>" * 100, "pid": "1e400", "role": "\u202e"}),
+    '{"work": {"a": 1}}',
+    '[1, null, [], {}, {"what": "lost"}]',
+    '[{"using": [], "template": {}, "prefix": 7, "slots": [[1], "x", [NaN, 1e400, {}], [%d, -1, 5]]}]',
+    '[{"using": "default", "slots": [[%d, 3, "4"]], "longest": [[], {"what": "wait", "seconds": 1e300, "at": %d}]}]',
+    '[{"slots": [[%d, 1e308, 1e308], [%d, 1e308, 1], [%d, -5, 1]], "longest": {"seconds": -1, "at": NaN}}]',
+    '[{"what": "lost", "at": %d, "seconds": 0, "using": 5, "name": "\\ud800\\u0000", "owner": {"a": 1}, "by": []}]',
+    '[{"what": "freed", "at": %d, "seconds": 0, "context": {"route": {"a": 1}, "task": [7]}, "place": 1e400}]',
+    '[{"what": "lost", "at": ' + "9" * 5000 + "}]",
 ]
 
 
@@ -271,9 +288,11 @@ def test_planted_histories_break_nothing(past: Past, redis_client: redis.Redis, 
     take(rlock("stock:1"))
     past.written()
     now = redis_client.time()[0]
-    redis_client.set("rlock_history:x", planted.replace("%d", str(now)) if isinstance(planted, str) else planted)
-    redis_client.execute_command("ZADD", "rlock_histories", now, "x", now, b"\xff", now, "gone")
-    redis_client.hset(keys.history_key("\\xff"), "a", "hash")
+    text: Any = planted.replace("%d", str(now)) if isinstance(planted, str) else planted
+    about: Any = {"host": "<script>alert(1)</script>" * 100, "pid": "1e400", "role": "\u202e"}
+    redis_client.hset("rlock_history:x", mapping={"work": text, "events": text, **about})
+    redis_client.set("rlock_history:y", "a string, as an earlier version writes it")
+    redis_client.execute_command("ZADD", "rlock_histories", now, "x", now, "y", now, b"\xff", now, "gone")
     found = read_history()
     assert {"stock:…"} <= {each.label for each in found.work}
     assert all(0 <= each.acquired < 2**60 for each in found.work)
@@ -302,3 +321,7 @@ def test_every_node_gets_it_and_a_majority_is_enough_to_read_it(
     for server in servers[1:]:
         with server.client() as client:
             assert client.exists(keys.history_key(client_id()))
+    with servers[2].client() as client:  # as if it had been down since
+        client.hset(keys.history_key(client_id()), "work", "[]")
+        client.zincrby("rlock_histories", -60, client_id())
+    assert [work.using for work in read_history().work] == ["quorum"]

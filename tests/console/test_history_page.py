@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 import redis
@@ -94,14 +95,13 @@ def plant(client: redis.Redis, text: str) -> None:
     """A history that has a text wherever it can have one."""
     now = client.time()[0]
     about = {"place": text, "context": {"route": text, "task_id": text}, "using": text, "name": text, "at": now}
-    past = {**about, "seconds": 5}
-    work = {"using": text, "template": text, "prefix": text, "slots": [[now, 1, 1]], "hold": past, "wait": past}
+    about |= dict.fromkeys(("by", "reason", "owner", "whom"), text) | {"seconds": 5}
+    hold, wait, lost, freed = ({**about, "what": what} for what in ("hold", "wait", "lost", "freed"))
+    work = {"using": text, "template": text, "prefix": text, "slots": [[now, 1, 1]], "longest": [hold, wait]}
     ours = {**work, "using": "default", "template": ""}
-    about |= dict.fromkeys(("by", "reason", "owner", "whom"), text)
-    events = [{**about, "what": what} for what in ("lost", "freed")]
-    events.append({**events[0], "using": "default"})
-    document = {"host": text, "pid": text, "role": text, "work": [work, ours], "events": events}
-    client.set("rlock_history:x", json.dumps(document))
+    fields: Any = dict.fromkeys(("host", "pid", "role"), text.encode(errors="replace"))
+    fields |= {"work": json.dumps([work, ours]), "events": json.dumps([lost, freed, {**lost, "using": "default"}])}
+    client.hset("rlock_history:x", mapping=fields)
     client.zadd("rlock_histories", {"x": now})
 
 

@@ -81,9 +81,9 @@ def take(name: str, times: int) -> None:
 
 def test_a_lock_that_is_no_longer_hot_is_not_reported(past: Past, redis_client: redis.Redis) -> None:
     take("stock:42", 1)
-    past.publish(0.0)
+    past.round(0.0)
     take("stock:42", 20)
-    past.publish(5.0)
+    past.round(5.0)
     assert "hot rlock:stock:42" in report_of(redis_client)
     with rlock("stock:42"):
         [party] = held("stock:42").recent
@@ -92,8 +92,8 @@ def test_a_lock_that_is_no_longer_hot_is_not_reported(past: Past, redis_client: 
     [listed] = Overview({}).locks
     assert (listed.name, listed.state, listed.holders) == ("stock:42", LockState.HOT, ())
     assert listed.other_holders == 0
-    past.publish(11.0)
-    past.publish(17.0)
+    past.round(11.0)
+    past.round(17.0)
     assert not report_of(redis_client)
     assert not Overview({}).locks
 
@@ -142,13 +142,13 @@ def test_the_hottest_are_reported_and_different_holders_named() -> None:
 
 
 def test_locks_taken_together_are_hot_too(past: Past, redis_client: redis.Redis) -> None:
-    past.publish(0.0)
+    past.round(0.0)
     take("stock:1", 1)
-    past.publish(0.0)
+    past.round(0.0)
     for _ in range(20):
         with rlock("stock:1", "stock:2"):
             pass
-    past.publish(5.0)
+    past.round(5.0)
     assert {"hot rlock:stock:1", "hot rlock:stock:2"} <= report_of(redis_client).keys()
 
 

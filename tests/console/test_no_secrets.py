@@ -206,7 +206,7 @@ def test_a_password_is_shown_nowhere(
             for text in binding.run(taken_lost_and_refused(binding))
         ]
         with rlock("stock:1", owner="another"), rlock("stock:1", using="query"):
-            past.publish(ahead=20)
+            past.round(ahead=20)
             told += pages(operator)
             told += commands()
             past.written()

@@ -13,7 +13,8 @@ from django_rlock import rlock
 from django_rlock._monitoring import documents, recorder
 from django_rlock._redis import keys
 from django_rlock._transport.identity import client_id
-from django_rlock.console.timeline import MAX_SHOWN, MAX_TIMELINE_JSON, WINDOWS, Chart, Timeline, read_timeline
+from django_rlock.console.history import MAX_HISTORY_JSON
+from django_rlock.console.timeline import MAX_SHOWN, WINDOWS, Chart, Timeline, read_timeline
 from django_rlock.exceptions import LockLostError
 from django_rlock.inspection import force_release, lock_info
 from tests.console.past import Past, working_on
@@ -52,7 +53,7 @@ def test_the_last_holds_are_remembered_when_the_lock_is_free(past: Past) -> None
     with working_on(route="POST /buy/1/"):
         take(*["stock:1"] * 12, "stock:2")
     found = timeline(past)
-    assert whats(found) == ["held"] * documents.MAX_HOLDS
+    assert whats(found) == ["held"] * documents.LAST["hold"]
     first = found.listed[0]
     assert (first.doing, first.place, first.name) == ("POST /buy/1/", "MainThread", "stock:1")
     assert found.longest_hold is not None
@@ -124,19 +125,19 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
     with working_on(**about):
         for number in range(recorder.MAX_LOCKS + 5):
             with rlock(f"{number}", lease_time=60):
-                for _ in range(documents.MAX_WAITS + 5 if number == 30 else 1):
+                for _ in range(documents.LAST["wait"] + 5 if number == 30 else 1):
                     assert not rlock(f"{number}", owner="y").acquire(blocking=False)
             take(*[f"{number}"] * 15)
         for _ in range(8):
             force_release("30", reason="z" * 1000, by="w" * 1000)
     past.written()
-    key = keys.recent_key(client_id())
+    key = keys.history_key(client_id())
     fields = redis_client.hgetall(key)
     assert len([field for field in fields if field.startswith("lock ")]) == recorder.MAX_LOCKS
-    assert max(map(len, fields.values())) < MAX_TIMELINE_JSON
+    assert max(map(len, fields.values())) < MAX_HISTORY_JSON
     assert 80_000 < redis_client.ttl(key) <= 86_400
     found = read_timeline("default", "30", None)
-    assert len(found.waits) == documents.MAX_WAITS
+    assert len(found.waits) == documents.LAST["wait"]
     assert sum(wait.is_named for wait in found.waits) == recorder.MAX_NAMED_WAITS
     assert len(found.listed) <= 3 * MAX_SHOWN
 
@@ -144,10 +145,10 @@ def test_its_size_is_bounded(past: Past, redis_client: Any) -> None:
 def test_only_what_has_changed_is_written(past: Past, redis_client: redis.Redis) -> None:
     take("stock:1")
     past.round(0)
-    redis_client.hset(keys.recent_key(client_id()), "lock rlock:stock:1", "untouched")
+    redis_client.hset(keys.history_key(client_id()), "lock rlock:stock:1", "untouched")
     take("stock:2")
     past.round(10)
-    fields = redis_client.hgetall(keys.recent_key(client_id()))
+    fields = redis_client.hgetall(keys.history_key(client_id()))
     assert fields["lock rlock:stock:1"] == "untouched"
     assert "lock rlock:stock:2" in fields
 
@@ -163,21 +164,21 @@ HOSTILE = [
     "not JSON",
     "[" * 100_000,
     "x" * 1_000_000,
-    '{"holds": {"a": 1}, "waits": "x", "freed": 5}',
-    '{"holds": [1, null, [], {}, {"at": %d}], "waits": [{"at": NaN, "seconds": 1}]}',
-    '{"holds": [{"at": %d, "seconds": -1}, {"at": 1e300, "seconds": 1}, {"at": %d, "seconds": 1e300}]}',
-    '{"holds": [{"at": %d, "seconds": 1e9, "place": [], "context": 7, "failure": {"a": 1}}]}',
-    '{"waits": [{"at": %d, "seconds": 1, "failure": "\\ud800\\u0000"}, {"at": %d, "seconds": 0}]}',
-    '{"freed": [{"what": "freed", "at": %d, "by": [], "name": {}}, {"what": "lost", "at": -1}]}',
+    '{"what": "hold", "at": %d, "seconds": 1}',
+    '[1, null, [], {}, {"what": "hold", "at": %d}, {"what": [], "at": %d, "seconds": 1}, {"what": "hold", "at": NaN}]',
+    '[{"what": "hold", "at": %d, "seconds": 1e300}, {"what": "hold", "at": 1e300, "seconds": 1}]',
+    '[{"what": "hold", "at": %d, "seconds": -1}, {"what": "wait", "at": %d, "seconds": 9, "place": [], "context": 7}]',
+    '[{"what": "wait", "at": %d, "seconds": 1, "failed": {}, "reason": "\\ud800\\u0000"}]',
+    '[{"what": "freed", "at": %d, "seconds": 0, "by": [], "name": {}}, {"what": "lost", "at": -1, "seconds": 0}]',
 ]
 
 
 @pytest.mark.parametrize("planted", HOSTILE, ids=lambda text: repr(text[:60]))
 def test_planted_texts_break_nothing(redis_client: redis.Redis, planted: str) -> None:
     now = redis_client.time()[0]
-    redis_client.hset("rlock_recent:x", "lock rlock:stock:1", planted.replace("%d", str(now)))
-    redis_client.hset("rlock_recent:x", mapping={"host": "x" * 1000, "pid": "1e400"})
-    redis_client.set("rlock_recent:y", "a string")
+    redis_client.hset("rlock_history:x", "lock rlock:stock:1", planted.replace("%d", str(now)))
+    redis_client.hset("rlock_history:x", mapping={"host": "x" * 1000, "pid": "1e400"})
+    redis_client.set("rlock_history:y", "a string, as an earlier version writes it")
     redis_client.execute_command("ZADD", "rlock_histories", now, "x", now, "y", now, "gone")
     chart = Chart(read_timeline("default", "stock:1", None))
     assert all(0 <= bar.x <= 100 and 0 < bar.width <= 100 for bar in chart.bars)

@@ -72,14 +72,15 @@ def test_the_picture_is_well_formed_in_each_language(
 def test_nothing_from_redis_becomes_markup(operator: Client, redis_client: redis.Redis, payload: str) -> None:
     now = redis_client.time()[0]
     about = {"place": payload, "context": {"route": payload, "task_id": payload}, "at": now, "seconds": 1}
-    past = {**about, "failure": payload}
-    freed = {**about, "what": "freed", **dict.fromkeys(("by", "reason", "owner", "whom", "using", "name"), payload)}
-    document = {"holds": [past, about], "waits": [past, about], "freed": [freed]}
+    about |= dict.fromkeys(("by", "reason", "owner", "whom", "using", "name"), payload)
+    spans = [
+        {**about, "what": what, "failed": failed} for what in ("hold", "wait", "freed") for failed in (True, False)
+    ]
     fields: Any = {
-        "lock rlock:stock:1": json.dumps(document),
+        "lock rlock:stock:1": json.dumps(spans),
         **dict.fromkeys(("host", "pid", "role"), payload.encode(errors="replace")),
     }
-    redis_client.hset("rlock_recent:x", mapping=fields)
+    redis_client.hset("rlock_history:x", mapping=fields)
     redis_client.zadd("rlock_histories", {"x": now})
     page = text(operator, detail("stock:1"))
     assert "rlock-bar-lost" in page or len(payload) > 10_000

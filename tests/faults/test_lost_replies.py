@@ -12,6 +12,7 @@ from django_redis import get_redis_connection
 from django_rlock import FencedLock, LockLostError, LockUnavailableError, MultiLock, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._monitoring import reporter
+from django_rlock._monitoring.recorder import Recorder
 from django_rlock._redis import keys, scripts
 from django_rlock._transport import async_connection, calls, pool
 from django_rlock._transport.connection import KEEPALIVE
@@ -198,9 +199,8 @@ def test_release_that_was_not_sent_at_first_does_not_hide_a_loss(kind, redis_cli
 @pytest.fixture
 def publisher(proxy):
     """The report of another process, whose first write was executed and not confirmed."""
-    publisher = reporter.Publisher("default")
-    publisher.client = "another"
-    publisher.key = keys.report_key(publisher.client)
+    publisher = reporter.Publisher("default", Recorder())
+    publisher.report.key = keys.report_key("another")
     lost = [proxy.lose_reply(b"PEXPIRE") for _ in range(2)]
     with RLock("stock:42"):
         (hold,) = HOLDS.snapshot()
@@ -211,15 +211,15 @@ def publisher(proxy):
 
 
 def test_an_unconfirmed_report_is_removed_when_nothing_is_held(publisher, redis_client):
-    assert redis_client.exists(publisher.key)
+    assert redis_client.exists(publisher.report.key)
     publisher.publish(publisher.write_from)
-    assert not redis_client.exists(publisher.key)
+    assert not redis_client.exists(publisher.report.key)
 
 
 def test_an_unconfirmed_report_is_taken_back_at_exit(publisher, proxy, redis_client):
     """Over a connection that turns out to be broken."""
     cut = proxy.cut_before(b"UNLINK")
-    publisher.take_back()
+    publisher.leave(publisher.write_from)
     assert cut.served.is_set()
-    assert not redis_client.exists(publisher.key)
+    assert not redis_client.exists(publisher.report.key)
     assert redis_client.zscore(keys.PROCESSES, "another") is None

@@ -53,7 +53,7 @@ def held(lock, owner=None) -> Hold:
 
 def left(redis_client) -> list[str]:
     """What is in Redis besides the reports and the history of processes, and the requests of forced releases."""
-    others = "rlock_process", "rlock_histor", "rlock_recent", "rlock_requests"
+    others = "rlock_process", "rlock_histor", "rlock_requests"
     return [key for key in redis_client.scan_iter() if not key.startswith(others)]
 
 

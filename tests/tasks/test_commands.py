@@ -22,7 +22,7 @@ from tests.eventually import PATIENCE
 
 ROUNDS = 5
 BEHIND = (
-    *("rlock_process", "rlock_histor", "rlock_recent"),
+    *("rlock_process", "rlock_histor"),
     *("rlock_wake:forced", "rlock_wake:stack", "UNSUBSCRIBE", "PING"),
     scripts.TASK_FINISH.sha,
 )

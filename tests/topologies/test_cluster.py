@@ -17,6 +17,7 @@ from redis.exceptions import AuthenticationError
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockUnavailableError, ReadWriteLock, RLock, Semaphore
 from django_rlock._core.redis_py import slot_of
+from django_rlock._monitoring.recorder import Recorder
 from django_rlock._monitoring.reporter import Publisher
 from django_rlock._redis.keys import token_key
 from django_rlock._transport.calls import pack_command
@@ -274,7 +275,7 @@ def test_a_refresh_counts_keys_on_all_nodes(topology):
 
 def test_reports_of_a_cluster_that_is_down(own_cluster):
     """Its client was connected before, and finds out in several ways."""
-    publisher = Publisher("default")
+    publisher = Publisher("default", Recorder())
     RLock("stock:42").acquire()
     (hold,) = HOLDS.snapshot()
     publisher.add(hold)
