@@ -21,6 +21,7 @@ from django_rlock import (
     SpinLock,
     rlock,
 )
+from django_rlock._redis import keys
 from django_rlock.compat import Lock
 from django_rlock.locks import options
 from django_rlock.locks.options import lease_seconds, milliseconds, wait_seconds
@@ -226,3 +227,12 @@ def test_front_door_chooses_the_kind(settings):
     assert (type(lock), lock.wait_time, lock.lease_time, lock.owner) == (RLock, 1.0, 2.0, "me")
     with pytest.raises(ValueError, match="nknown kind of lock 'sping'; choose one of 'fair', 'rlock'"):
         rlock("stock:42", kind="sping")  # type: ignore[call-overload]
+
+
+def test_names_of_keys():
+    assert keys.redisson_channel("stock:42") == "redisson_lock__channel:{stock:42}"
+    assert keys.redisson_channel("{shop}:42") == "redisson_lock__channel:{shop}:42"
+    assert keys.queue_key("stock:42") == "rlock_queue:{stock:42}"
+    assert keys.fair_keys("a{b}")[2] == "rlock_alive:a{b}"
+    assert keys.wake_channel("id") == "rlock_wake:id"
+    assert keys.fair_keys("k") == ("k", "rlock_queue:{k}", "rlock_alive:{k}")

@@ -15,9 +15,11 @@ from django_rlock import (
     FairLock,
     FencedLock,
     MultiLock,
+    PermitExpirableSemaphore,
     ReadLock,
     RedLock,
     RLock,
+    Semaphore,
     SpinLock,
     WriteLock,
     rlock,
@@ -140,3 +142,16 @@ CALLS = {
 def test_an_argument_of_another_librarys_method_is_refused_with_a_hint(lock: BaseLock, call, hint: str) -> None:
     with pytest.raises(TypeError, match=hint):
         call(lock)
+
+
+SEMAPHORE, PERMITS = Semaphore("stock:42"), PermitExpirableSemaphore("stock:42")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [SEMAPHORE.acquire, SEMAPHORE.aacquire, PERMITS.acquire, PERMITS.aacquire, PERMITS.permit],
+    ids=lambda call: call.__qualname__,
+)
+def test_an_argument_of_another_librarys_semaphore_is_refused_with_a_hint(call) -> None:
+    with pytest.raises(TypeError, match="Use wait_time="):
+        asyncio.run(call(timeout=3))
