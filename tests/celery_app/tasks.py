@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Task
 from celery.backends.redis import RedisBackend
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Reject
 from django.utils.safestring import SafeString
 
 from django_rlock import RLock
@@ -28,7 +28,9 @@ LATER = 3
 """When a task comes again by itself, in seconds: later than a test does something first on a machine that stalls."""
 
 locked = partial(app.task, base=LockedTask, bind=True, lock_key="work:<log>")
-soon = {"lock_retry_delay": 0.05, "lock_retry_max_delay": 0.2}
+soon: dict[str, Any] = {"lock_retry_delay": 0.05, "lock_retry_max_delay": 0.2}
+in_queue: dict[str, Any] = {"lock_scope": "queue", **soon}
+late: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True, **soon}
 
 
 def work(task, log: str, gated: bool = False) -> str:
@@ -40,19 +42,16 @@ def work(task, log: str, gated: bool = False) -> str:
     return f"done {log}"
 
 
-@locked(**soon)
-def skips(self, log, gated=False):
-    return work(self, log, gated)
+def gated_work(task, log: str) -> str:
+    return work(task, log, gated=True)
 
 
-@locked(lock_permits=2, **soon)
-def skips_the_third(self, log, gated=False):
-    return work(self, log, gated)
+def works(name: str, body: Callable[..., str] = work, **options: Any):
+    """A task that works under its lock, with these options."""
+    return locked(name=f"{__name__}.{name}", **options)(body)
 
 
-@locked(lock_at_least=60, **soon)
-def skips_for_a_minute(self, log):
-    return work(self, log)
+skips = works("skips", **soon)
 
 
 class Runs:
@@ -78,39 +77,13 @@ class RunsLast(LockedTask[..., Any], RunsAsATask):
     pass
 
 
-@locked(base=RunsFirst)
-def skips_within_a_call(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(base=RunsLast)
-def skips_within_a_call_of_a_later_base(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(on_skipped="stop_chain")
-def stops_its_chain(self, log):
-    return work(self, log)
-
-
-@locked(on_locked="wait")
-def waits(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(on_locked="wait", acks_late=True, reject_on_worker_lost=True, **soon)
-def waits_late(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(on_locked="wait", lock_wait_time=0.8, acks_late=True)
-def waits_late_and_briefly(self, log):
-    return work(self, log)
-
-
-@locked(on_locked="retry", max_retries=1, **soon)
-def retries(self, log, gated=False):
-    return work(self, log, gated)
+skips_within_a_call = works("skips_within_a_call", base=RunsFirst)
+skips_within_a_call_of_a_later_base = works("skips_within_a_call_of_a_later_base", base=RunsLast)
+stops_its_chain = works("stops_its_chain", on_skipped="stop_chain")
+waits = works("waits", on_locked="wait")
+waits_late = works("waits_late", on_locked="wait", **late)
+waits_late_and_briefly = works("waits_late_and_briefly", on_locked="wait", lock_wait_time=0.8, acks_late=True)
+retries = works("retries", on_locked="retry", max_retries=1, **soon)
 
 
 @locked(on_locked="retry", **soon)
@@ -126,24 +99,10 @@ def takes_a_number(self, log, number):
     return work(self, log, gated=True)
 
 
-@locked(on_locked="retry", lock_max_retries=2, **soon)
-def retries_twice(self, log):
-    return work(self, log)
-
-
-@locked(on_locked="raise")
-def raises_or_runs(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(on_locked=lambda task, error: f"{task.name} left {error.lock_name} alone")
-def asks(self, log):
-    return work(self, log)
-
-
-@locked(lock_using="short", acks_late=True, reject_on_worker_lost=True, **soon)
-def survives(self, log):
-    return work(self, log, gated=True)
+retries_twice = works("retries_twice", on_locked="retry", lock_max_retries=2, **soon)
+raises_or_runs = works("raises_or_runs", on_locked="raise")
+asks = works("asks", on_locked=lambda task, error: f"{task.name} left {error.lock_name} alone")
+survives = works("survives", gated_work, lock_using="short", **late)
 
 
 class Obedient(RedisBackend):
@@ -158,45 +117,20 @@ class Obedient(RedisBackend):
 obedient = cached_property(lambda _: Obedient(app=app, url=app.conf.result_backend))
 
 
-@locked(backend=obedient, track_started=True, acks_late=True, reject_on_worker_lost=True, **soon)
-def tells_when_it_starts(self, log):
-    return work(self, log, gated=True)
-
-
-@locked(
-    backend=obedient,
-    track_started=True,
-    store_errors_even_if_ignored=True,
-    acks_late=True,
-    reject_on_worker_lost=True,
-    **soon,
+tells_when_it_starts = works("tells_when_it_starts", gated_work, backend=obedient, track_started=True, **late)
+tells_its_errors = works(
+    "tells_its_errors", gated_work, backend=obedient, track_started=True, store_errors_even_if_ignored=True, **late
 )
-def tells_its_errors(self, log):
-    return work(self, log, gated=True)
+lasts = works("lasts", **late)
+dies_twice_at_most = works("dies_twice_at_most", acks_late=True, lock_max_deaths=2, **soon)
+lasts_and_keeps_nothing = works("lasts_and_keeps_nothing", acks_late=True, ignore_result=True, **soon)
+lasts_and_is_late = works(
+    "lasts_and_is_late", gated_work, acks_late=True, lock_retry_delay=LATER, lock_retry_max_delay=LATER
+)
+"""Its copies come later than a test reads and forgets its result."""
 
 
-@locked(acks_late=True, reject_on_worker_lost=True, **soon)
-def lasts(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(acks_late=True, lock_max_deaths=2, **soon)
-def dies_twice_at_most(self, log):
-    return work(self, log)
-
-
-@locked(acks_late=True, ignore_result=True, **soon)
-def lasts_and_keeps_nothing(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@locked(acks_late=True, lock_retry_delay=LATER, lock_retry_max_delay=LATER)
-def lasts_and_is_late(self, log):
-    """Its copies come later than a test reads and forgets its result."""
-    return work(self, log, gated=True)
-
-
-@locked(acks_late=True, reject_on_worker_lost=True, **soon)
+@locked(**late)
 def fails_at_first(self, log):
     """Fail where it is the first run of the test."""
     with inside(log, self.request.id):
@@ -206,27 +140,12 @@ def fails_at_first(self, log):
     return f"done {log}"
 
 
-queued = partial(locked, lock_scope="queue", **soon)
+queued = partial(locked, **in_queue)
 
 
-@queued()
-def queues(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@queued(on_queued="raise")
-def queues_or_raises(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@queued(acks_late=True, reject_on_worker_lost=True)
-def queues_late(self, log, gated=False):
-    return work(self, log, gated)
-
-
-@queued(acks_late=True)
-def queues_and_is_lost(self, log):
-    return work(self, log, gated=True)
+queues = works("queues", **in_queue)
+queues_or_raises = works("queues_or_raises", on_queued="raise", **in_queue)
+queues_late = works("queues_late", acks_late=True, reject_on_worker_lost=True, **in_queue)
 
 
 @queued(acks_late=True)
@@ -237,20 +156,13 @@ def queues_and_is_requeued(self, log):
         raise Reject("not now", requeue=True)
 
 
-@queued(lock_key=None)
-def queues_by_all_arguments(self, log, data):
-    return work(self, log, gated=True)
-
-
 @queued()
 def forwards_its_headers(self, log):
     """Send two messages with one key, with the headers of its own."""
     return [queues.apply_async([f"{log}-next", True], headers=self.request.headers).id for _ in range(2)]
 
 
-@queued(on_queued="again")
-def queues_again(self, log, gated=False):
-    return work(self, log, gated)
+queues_again = works("queues_again", on_queued="again", **in_queue)
 
 
 def catch_up(task, log):
@@ -329,29 +241,11 @@ def queues_and_retries(self, log):
     return f"done {log}"
 
 
-@queued(lock_queue_time=1)
-def queues_briefly(self, log):
-    return work(self, log)
-
-
-@locked(lock_scope="until_start")
-def queues_until_it_starts(self, log):
-    return work(self, log, gated=True)
-
-
-@locked(lock_using="fragile", **soon)
-def needs_fragile(self, log):
-    return work(self, log)
-
-
-@locked(lock_using="fragile", lock_max_retries=0)
-def needs_fragile_now(self, log):
-    return work(self, log)
-
-
-@locked(lock_using="fragile", on_locked="retry", **soon)
-def retries_fragile(self, log):
-    return work(self, log)
+queues_briefly = works("queues_briefly", lock_queue_time=1, **in_queue)
+queues_until_it_starts = works("queues_until_it_starts", gated_work, lock_scope="until_start")
+needs_fragile = works("needs_fragile", lock_using="fragile", **soon)
+needs_fragile_now = works("needs_fragile_now", lock_using="fragile", lock_max_retries=0)
+retries_fragile = works("retries_fragile", lock_using="fragile", on_locked="retry", **soon)
 
 
 @locked(max_retries=1, on_locked="retry", **soon)
@@ -403,6 +297,8 @@ class RetriesOutside(LockedTask[..., Any]):
 
     def retry_at(self, point, chosen):
         if point == chosen and self.request.retries == 0 and "rlock_token" in vars(self.request):
+            (log, _) = self.request.args or ()
+            wait_for(f"{log}:go")
             raise self.retry(countdown=0, headers={"theirs": "kept"})
 
 
@@ -412,7 +308,7 @@ def retries_outside(self, log, point):
     return work(self, log)
 
 
-@locked(lock_using="short", acks_late=True, reject_on_worker_lost=True, **soon)
+@locked(lock_using="short", **late)
 def takes_its_container_along(self, log):
     """End the whole worker, as a container ends that has no memory left."""
     record(f"{log}:starts", {"id": self.request.id})
@@ -446,12 +342,6 @@ def starts_a_program(self, log):
 def dies_under_a_safe_name(self, log):
     with inside(log, self.request.id):
         wait_for(f"{log}:go")
-
-
-@locked()
-def leaves(self, log, how):
-    with inside(log, self.request.id):
-        raise {"ignore": Ignore(), "reject": Reject("not now", requeue=False), "error": ValueError("no")}[how]
 
 
 @locked(on_locked="wait")

@@ -10,6 +10,8 @@ from example_project.embedded import EmbeddedServer
 from tests import celery_app
 from tests.celery_app import records
 from tests.celery_app.workers import Worker
+from tests.rabbitmq import RabbitServer, RabbitUnavailableError
+from tests.sqs import Sqs, missing
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,6 +73,24 @@ def busy(celery_servers, tmp_path_factory):
     log, environ = tmp_path_factory.mktemp("busy") / "log", {celery_app.DEDUPLICATES: "1"}
     with Worker("busy", "--pool", "prefork", "-c", "1", log=log, environ=environ) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def rabbit():
+    try:
+        server = RabbitServer()
+    except RabbitUnavailableError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sqs():
+    if missing():
+        pytest.skip(f"not installed: {', '.join(missing())}")
+    with Sqs() as server:
+        yield server
 
 
 @pytest.fixture

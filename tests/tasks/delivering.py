@@ -31,7 +31,7 @@ def _in(owner: Callable[[Any], object], method: str) -> Callable[[Any], object]:
 
 
 POINTS: dict[str, Callable[[Any], object]] = {
-    "in its body": lambda _: setattr(tasks, "work", die),
+    "in its body": lambda _: setattr(tasks, "inside", die),
     "in the release": _at(lock_released),
     "in the publish": _at(before_task_publish),
     "after the publish": _at(after_task_publish),

@@ -157,16 +157,6 @@ def test_a_call_that_no_order_of_the_bases_reaches_is_refused(app):
             name = "job"
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_run_is_the_body_alone(app, taken, base):
-    def body(key):
-        return "ran"
-
-    task = app.task(base=BASES[base], shared=False, name="job", lock_key="job:<key>")(body)
-    assert task.run(7) == "ran"
-    assert taken == []
-
-
 @pytest.mark.parametrize("base", [each for each in BASES if each != "twice"])
 def test_calls_within_the_body(app, taken, way, base):
     def body(self, key, depth):
@@ -238,11 +228,11 @@ def wrapped_by_sentry(task, has_call):
 
 @pytest.mark.parametrize("base", [each for each in BASES if each != "twice"])
 @pytest.mark.parametrize("has_call", [True, False])
-def test_wrapped_from_outside(app, taken, way, base, has_call):
+def test_wrapped_from_outside(app, taken, base, has_call):
     task = made(app, BASES[base])
     task.name  # noqa: B018 - makes it
     wrapped_by_sentry(app.tasks["job"], has_call)
-    way(task, 7)
+    as_worker(task, 7)
     assert taken == ["job:7"]
 
 

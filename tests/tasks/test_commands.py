@@ -1,6 +1,5 @@
 """How many commands a run and a skip send to the server of the locks."""
 
-import threading
 import uuid
 from functools import partial
 from typing import Any
@@ -10,10 +9,8 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.signals import before_task_publish
 
-from django_rlock import FairLock
 from django_rlock._core.clock import monotonic
 from django_rlock._redis import scripts
-from django_rlock._tasks import holders
 from django_rlock._tasks.deliveries import RECEIVED
 from django_rlock.celery import LockedTask
 from django_rlock.locks import forced
@@ -105,26 +102,3 @@ def test_a_message_of_queue_scope(app, run, commands):
     finally:
         before_task_publish.disconnect(dispatch_uid="reservations")
     assert [len(each) for each in (sending, joining, running)] == [2, 1, 3]
-
-
-def test_a_skip(app, run, commands, monkeypatch):
-    """Of those in a storm of duplicates, the first looks for words for the holder, which is not a task here."""
-    monkeypatch.setattr(holders, "WORDS_KEPT", PATIENCE)
-    task = made(app)
-    taken, enough = threading.Event(), threading.Event()
-
-    def hold():
-        with FairLock("job", lease_time=60):
-            taken.set()
-            enough.wait(30)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    try:
-        assert taken.wait(30)
-        run(task)
-        sent = commands(lambda: [run(task) for _ in range(ROUNDS)])
-    finally:
-        enough.set()
-        other.join()
-    assert len(sent) == 2 * ROUNDS, sent

@@ -1,7 +1,6 @@
 """The key of a task without ``lock_key``, from all arguments: sender, worker and plain calls make the same one."""
 
 import json
-import threading
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -16,9 +15,6 @@ from kombu import serialization
 
 from django_rlock import KeyTemplateError
 from django_rlock.celery import LockedTask
-from tests.celery_app import records, tasks
-from tests.celery_app.records import starts
-from tests.tasks.test_losses import go
 
 ID = UUID("c5a1e0e4-7f3e-4a6b-9d0b-3a5f2c1d0e9f")
 
@@ -164,19 +160,3 @@ def test_the_failure_of_a_request_makes_the_key_of_its_link_error(make_task):
     assert name == key(task, first, ValueError("no"), None)
     assert name not in {key(task, second, ValueError("no"), None), key(task, first, ValueError("never"), None)}
     assert key(task, first, ValueError("no"), None, "more") != name
-
-
-def test_duplicates_of_a_dict_with_numbers_as_keys_are_found(worker, locks_of_workers, log):
-    task, data = tasks.queues_by_all_arguments, {9: 1, 10: 2, "b": 3}
-    result = task.delay(log, data)
-    starts(log, 1)
-    assert task.delay(log, data).id == result.id
-    info = task.lock_info(log, data)
-    assert info is not None
-    assert len(info.holders) == 1
-    called = threading.Thread(target=lambda: records.record(f"{log}:called", bool(task(log, data))))
-    called.start()
-    assert records.wait_for(f"{log}:called") is False
-    called.join()
-    go(log)
-    assert result.get(timeout=records.WAIT) == f"done {log}"

@@ -23,8 +23,6 @@ from tests.celery_app import (
 )
 from tests.celery_app.records import starts, until
 from tests.forms import long
-from tests.rabbitmq import RabbitServer, RabbitUnavailableError
-from tests.sqs import Sqs, missing
 from tests.tasks.test_losses import deliver_again, forget, go
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
@@ -34,6 +32,7 @@ QUICK = "error", "ignore", "reject", "retry"
 ENDINGS = ["returns", *(f"{point}: {way}" for point in POINTS for way in QUICK)]
 BREAKS = [f"{point}: {way}" for point in POINTS for way in ("soft limit", "death", "exit")]
 """Ways that only children of a prefork worker survive or do not, as it may be."""
+FEW_BREAKS = "before it: soft limit", "in its body: death"
 KINDS = [endings.ends_early, endings.ends_late]
 
 
@@ -77,7 +76,7 @@ def until_released(worker, log, celery_servers):
 
 
 @pytest.mark.parametrize("task", KINDS, ids=name_of)
-@pytest.mark.parametrize("how", [*ENDINGS, BREAKS[0], *long(*BREAKS[1:])])
+@pytest.mark.parametrize("how", [*ENDINGS, *FEW_BREAKS, *long(*(each for each in BREAKS if each not in FEW_BREAKS))])
 def test_each_ending_releases_the_reservation(worker, log, is_released, how, task):
     task.delay(log, how)
     is_released()
@@ -244,25 +243,11 @@ def test_a_success_that_celery_does_not_run_again(worker, busy, log, is_released
     assert not records.count(f"{log}:starts")
 
 
-def test_a_cold_shutdown_keeps_the_reservation_of_a_message_that_comes_again(worker, start_worker, log, is_released):
-    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1") as victim:
-        result = endings.ends_late.apply_async([log, "gated"], queue=victim.queue)
-        (ended,) = starts(log, 1)
-        victim.process.send_signal(signal.SIGQUIT)
-        victim.process.wait(records.WAIT)
-    forget(log, ended)
-    assert endings.ends_late.delay(log, "returns").id == result.id
-    app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
-    deliver_again()
-    starts(log, 1)
-    go(log)
-    assert result.get(timeout=records.WAIT) == f"done {log}"
-    is_released()
-
-
-@pytest.mark.thorough
-def test_what_a_soft_shutdown_ends_keeps_its_reservation_if_it_comes_again(worker, start_worker, log, is_released):
-    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1", **{SOFT_SHUTDOWN: "1"}) as victim:
+@pytest.mark.parametrize("seconds", ["0", *long("1")], ids=["cold", "soft"])
+def test_a_shutdown_keeps_the_reservation_of_a_message_that_comes_again(
+    worker, start_worker, log, is_released, seconds
+):
+    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1", **{SOFT_SHUTDOWN: seconds}) as victim:
         result = endings.ends_late.apply_async([log, "gated"], queue=victim.queue)
         (ended,) = starts(log, 1)
         victim.process.send_signal(signal.SIGQUIT)
@@ -301,24 +286,6 @@ def test_a_shutdown_releases_the_reservation_of_what_it_ends_for_good(start_work
 
 
 # --- by pools and brokers --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def rabbit():
-    try:
-        server = RabbitServer()
-    except RabbitUnavailableError as error:
-        pytest.skip(str(error))
-    with server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def sqs():
-    if missing():
-        pytest.skip(f"not installed: {', '.join(missing())}")
-    with Sqs() as server:
-        yield server
 
 
 @pytest.fixture

@@ -37,22 +37,6 @@ def test_duplicates_are_skipped(log):
     assert not records.count(f"{log}:starts")
 
 
-def test_with_permits_so_many_run_at_once(log):
-    allowed = [tasks.skips_the_third.delay(log, gated=True) for _ in range(2)]
-    assert {run["id"] for run in starts(log, 2)} == {each.id for each in allowed}
-    assert tasks.skips_the_third.delay(log).get(timeout=records.WAIT) is None
-    for _ in allowed:
-        records.record(f"{log}:go", "go")
-    assert [each.get(timeout=records.WAIT) for each in allowed] == [f"done {log}"] * 2
-    assert tasks.skips_the_third.delay(log).get(timeout=records.WAIT) == f"done {log}"
-
-
-def test_none_runs_for_a_while_after_one_has_ended(log):
-    assert tasks.skips_for_a_minute.delay(log).get(timeout=records.WAIT) == f"done {log}"
-    assert tasks.skips_for_a_minute.delay(log).get(timeout=records.WAIT) is None
-    assert tasks.skips_for_a_minute.delay(f"{log}-other").get(timeout=records.WAIT) == f"done {log}-other"
-
-
 def test_duplicates_in_threads_run_once_at_a_time(start_worker, log):
     with start_worker("threads", "--pool", "threads", "-c", "4") as threads:
         results = [tasks.waits.apply_async([log], queue=threads.queue) for _ in range(DUPLICATES)]
@@ -66,21 +50,6 @@ def test_duplicates_in_threads_run_once_at_a_time(start_worker, log):
         for n in range(2):
             records.record(f"{log}-{n}:go", "go")
         assert [name.get(timeout=records.WAIT) for name in names] == [f"work:{log}-0", f"work:{log}-1"]
-
-
-def test_other_keys_run_at_the_same_time(log):
-    results = [tasks.raises_or_runs.delay(f"{log}-{n}", gated=True) for n in range(3)]
-    for n in range(3):
-        starts(f"{log}-{n}", 1)
-    for n in range(3):
-        records.record(f"{log}-{n}:go", "go")
-    assert [result.get(timeout=records.WAIT) for result in results] == [f"done {log}-{n}" for n in range(3)]
-
-
-def test_a_chain_with_a_skipped_member_ends(log):
-    with FairLock(f"work:{log}"):
-        result = chain(tasks.skips.s(log), tasks.text_of.s()).apply_async()
-        assert result.get(timeout=records.WAIT) == "got None"
 
 
 def test_a_skipped_member_may_end_its_chain(log):
@@ -132,14 +101,6 @@ def test_a_chord_with_members_that_retry_ends(log):
     result = chord(header)(tasks.text_of.s())
     assert result.get(timeout=records.WAIT) == f"got {[f'done {log}'] * 4}"
     assert not overlaps(starts(log, 4))
-
-
-def test_raise_fails_the_task(log):
-    with FairLock(f"work:{log}"):
-        result = tasks.raises_or_runs.delay(log)
-        with pytest.raises(LockTimeoutError, match=f"work:{log}"):
-            result.get(timeout=records.WAIT)
-    assert not records.count(f"{log}:starts")
 
 
 def test_a_function_decides(log):

@@ -18,7 +18,6 @@ from django_rlock import (
     FairLock,
     LockLostError,
     LockTimeoutError,
-    LockUnavailableError,
     distributed_lock,
     rlock,
 )
@@ -108,16 +107,6 @@ CALLS = [pytest.param(call, id=name) for call, name in zip(DELAY_APPLY_CALL, ["d
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_it_runs_under_its_lock(make, call):
-    def body(self):
-        self.lock.check()
-        return self.lock.name, is_locked()
-
-    assert call(make(body)) == ("job", True)
-    assert not is_locked()
-
-
-@pytest.mark.parametrize("call", CALLS)
 def test_skip(make, held_by_another, received, call):
     skipped = received.of(task_skipped)
     task = make(lambda self: "ran")
@@ -179,10 +168,6 @@ def test_eager_retry_ends_at_once_with_the_error_of_the_last_retry(make, held_by
     assert not held_by_another.is_set()
     assert caught.value.__notes__ == ["Eager mode cannot send messages again: the task ends as after its last retry."]
     assert "Eager mode cannot send messages again: the task ends as after its last retry: Lock 'job'" in caplog.text
-
-
-def test_eager_retry_runs_when_the_lock_is_free(make):
-    assert make(lambda self: "ran", on_locked="retry").delay().get() == "ran"
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -258,24 +243,6 @@ def test_so_many_runs_at_once(make):
             assert not ran.delay().get()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lock_permits": 0}, "job: lock_permits: permits must be a whole number from 1"),
-        ({"lock_permits": 2, "lock_kind": "fair"}, "job: lock_permits: permits= makes a lock of its own kind"),
-        ({"lock_permits": 2, "lock_scope": "queue"}, "job: lock_permits needs lock_scope='run'"),
-    ],
-)
-def test_permits_that_do_not_fit_are_refused(make, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(lambda self: None, **options).name  # noqa: B018 - makes the task
-
-
-def test_a_cool_down_without_exclusion_is_refused(make):
-    with pytest.raises(ValueError, match="lock_at_least has no effect with lock_scope='until_start'"):
-        make(lambda self: None, lock_at_least=10, lock_scope="until_start").name  # noqa: B018 - makes the task
-
-
 @pytest.mark.parametrize(("on_locked", "outcome"), [("skip", None), (lambda error: error.lock_name, "job")])
 def test_the_decorator_below_a_task_does_not_wait_to_skip(app, held_by_another, on_locked, outcome):
     @app.task(shared=False)
@@ -332,25 +299,6 @@ def test_what_a_body_releases_with_the_transaction_is_kept_until_then(make, capl
         assert all(map(is_locked, ["stock", "cash", "paper"]))
     assert not any(map(is_locked, ["stock", "cash", "paper"]))
     assert not caplog.records
-
-
-def test_an_interruption_between_taking_and_running_leaves_nothing(make):
-    class Interrupted(BaseException):
-        pass
-
-    def interrupt(lock, **_):
-        raise Interrupted
-
-    task = make(lambda self: "ran")
-    lock_acquired.connect(interrupt)
-    try:
-        with pytest.raises(Interrupted):
-            task()
-    finally:
-        lock_acquired.disconnect(interrupt)
-    assert HOLDS.of(thread_owner()) == []
-    with FairLock("job", wait_time=5):
-        pass
 
 
 def test_an_interruption_anywhere_leaves_neither_locks_nor_names(make):
@@ -425,12 +373,6 @@ def test_a_message_that_cannot_be_sent_again_is_not_thrown_away(app, make, own_s
         assert (outcome.state, outcome.retval.requeue) == ("REJECTED", True)
     else:
         assert (outcome.state, type(outcome.retval)) == ("FAILURE", LockTimeoutError)
-
-
-def test_without_redis_nothing_runs(make, own_server):
-    own_server().kill()
-    result = make(lambda self: "ran").apply()
-    assert isinstance(result.result, LockUnavailableError)
 
 
 def test_a_message_is_sent_anew_although_its_state_cannot_be_stored(app, make, held_by_another):

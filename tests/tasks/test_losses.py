@@ -76,19 +76,6 @@ def test_a_killed_worker_loses_no_work(worker, start_worker, log):
     assert not overlaps([run])
 
 
-def test_a_copy_that_comes_during_the_run_waits_for_its_end(worker, log):
-    result = tasks.survives.delay(log)
-    starts(log, 1)
-    deliver_again()
-    for _ in range(2):
-        assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
-    assert not records.count(f"{log}:starts")
-    go(log)
-    assert result.get(timeout=records.WAIT) == f"done {log}"
-    assert "succeeded" in records.wait_for(f"deduplicated:{result.id}")
-    assert not records.count(f"{log}:starts")
-
-
 def test_a_copy_of_a_task_that_waits_does_not_wait_for_its_own_run(worker, log):
     result = tasks.waits_late.delay(log, gated=True)
     starts(log, 1)
@@ -122,6 +109,7 @@ def test_a_copy_does_not_overwrite_a_success_by_its_start(worker, log):
     until(lambda: app.AsyncResult(result.id).state == "SUCCESS")
     assert "succeeded" in records.wait_for(f"deduplicated:{result.id}")
     assert app.AsyncResult(result.id).state == "SUCCESS"
+    assert not records.count(f"{log}:starts")
 
 
 def test_a_success_whose_result_was_forgotten_does_not_run_again(worker, log):
@@ -134,16 +122,6 @@ def test_a_success_whose_result_was_forgotten_does_not_run_again(worker, log):
     result.forget()
     assert "succeeded" in records.wait_for(f"deduplicated:{result.id}")
     assert not records.count(f"{log}:starts")
-
-
-def test_a_copy_is_known_by_its_id(worker, log):
-    """The broker does not mark it as redelivered, as when a worker died between sending it again and the ack."""
-    first = tasks.skips.delay(log, gated=True)
-    starts(log, 1)
-    tasks.skips.apply_async([log], task_id=first.id)
-    assert records.wait_for(f"retried:{first.id}") == "LockTimeoutError"
-    go(log)
-    assert first.get(timeout=records.WAIT) == f"done {log}"
 
 
 @pytest.mark.parametrize("task", [tasks.skips, tasks.lasts], ids=["early", "late"])
@@ -215,14 +193,6 @@ def test_a_soft_time_limit_in_the_wait_leaves_no_trace(worker, celery_servers, l
     assert not records.count(f"{log}:starts")
 
 
-@pytest.mark.parametrize("how", ["ignore", "reject", "error"])
-def test_the_lock_is_free_however_the_task_leaves(worker, log, how):
-    tasks.leaves.delay(log, how)
-    records.wait_for(f"{log}:ends")
-    with FairLock(f"work:{log}", wait_time=20):
-        pass
-
-
 @pytest.mark.lengthy
 @pytest.mark.parametrize("task", [tasks.retries_itself, tasks.is_retried], ids=["retry", "autoretry_for"])
 def test_a_retry_of_the_tasks_own_is_not_skipped(worker, log, task):
@@ -239,6 +209,7 @@ def test_a_retry_outside_of_the_run_is_not_lost(worker, log, point):
     with FairLock(f"work:{log}"):
         result = tasks.retries_outside.delay(log, point)
         assert records.wait_for(f"deferred:{result.id}")  # so it has headers that count how often it was sent again
+    go(log)  # not before the lock is free: a retry that finds it held is sent again, with such headers
     if point != "before its run":
         assert records.wait_for(f"{log}:headers")
     assert records.wait_for(f"{log}:headers") == ["rlock_place", "theirs"]

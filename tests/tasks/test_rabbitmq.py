@@ -10,21 +10,11 @@ from django_rlock import FairLock
 from tests.celery_app import MACHINE, POISONED, RABBIT, RABBIT_QUEUES, app, poisoned_queue, records, use_rabbit
 from tests.celery_app.records import overlaps, starts
 from tests.forms import long
-from tests.rabbitmq import RabbitServer, RabbitUnavailableError
+from tests.tasks.test_losses import forget, go
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
 
 DUPLICATES = 10
-
-
-@pytest.fixture(scope="module")
-def rabbit():
-    try:
-        server = RabbitServer()
-    except RabbitUnavailableError as error:
-        pytest.skip(str(error))
-    with server:
-        yield server
 
 
 @pytest.fixture(params=["classic", "quorum", "topic"])
@@ -62,11 +52,7 @@ def send(publisher):
     return send
 
 
-def forget(log, run):
-    """A killed run cannot say that it left."""
-    records.client().srem(f"{log}:inside", f"{run['pid']}:{run['id']}")
-
-
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["waits", "retries"])
 def test_duplicates_run_once_at_a_time(start_worker, send, log, name):
     with start_worker("rabbits", "-c", "3") as worker:
@@ -84,7 +70,7 @@ def test_its_own_retry_comes_back_to_its_queue(start_worker, send, log, name):
         assert send(worker, name, log).get(timeout=records.WAIT) == f"done {log}"
 
 
-@pytest.mark.parametrize("queues", ["classic", "quorum", *long("topic")])
+@pytest.mark.parametrize("queues", [*long("classic"), "quorum", *long("topic")])
 def test_a_killed_child_loses_no_work(start_worker, send, log):
     with start_worker("rabbits", "-c", "2") as worker:
         result = send(worker, "survives", log)
@@ -92,14 +78,14 @@ def test_a_killed_child_loses_no_work(start_worker, send, log):
         os.kill(killed["pid"], signal.SIGKILL)
         forget(log, killed)
         (run,) = starts(log, 1)
-        records.record(f"{log}:go", "go")
+        go(log)
         assert result.get(timeout=records.WAIT) == f"done {log}"
     assert run["id"] == killed["id"]
     assert not overlaps([run])
     assert not records.count(f"{log}:starts")
 
 
-@pytest.mark.parametrize("queues", ["classic", "quorum", *long("topic")])
+@pytest.mark.parametrize("queues", ["classic", *long("quorum", "topic")])
 def test_the_message_of_a_killed_worker_is_not_skipped(start_worker, send, log):
     with start_worker("rabbits", "-c", "1") as victim:
         result = send(victim, "survives", log)
@@ -110,7 +96,7 @@ def test_the_message_of_a_killed_worker_is_not_skipped(start_worker, send, log):
         assert records.wait_for(f"retried:{result.id}") == "LockTimeoutError"
         assert not records.count(f"{log}:starts")
     with start_worker("rabbits", "-c", "1"):
-        records.record(f"{log}:go", "go")
+        go(log)
         assert result.get(timeout=records.WAIT) == f"done {log}"
     assert len(starts(log, 1)) == 1
     assert not records.count(f"{log}:starts")

@@ -10,22 +10,28 @@ import pytest
 from django_rlock import FairLock, LockTimeoutError
 from tests.celery_app import VISIBILITY, app, records, tasks
 from tests.celery_app.records import starts, until
+from tests.celery_app.workers import Worker
 from tests.forms import long
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
 
 TIMEOUT = 1.0
 """The broker's visibility timeout, in seconds."""
-LONG = 10 * TIMEOUT
+LONG = 4 * TIMEOUT
 
 
-@pytest.fixture(params=[1, *long(3)], ids=["one process", "three processes"])
-def hasty(request, start_worker):
-    """A worker whose broker soon takes messages for lost."""
-    options = ("--pool", "prefork", "-c", str(request.param))
-    with start_worker("hasty", *options, **{VISIBILITY: str(TIMEOUT)}) as worker:
+@pytest.fixture(scope="module", params=[1, *long(3)], ids=["one process", "three processes"])
+def _hasty(request, celery_servers, tmp_path_factory):
+    log, environ = tmp_path_factory.mktemp("hasty") / "log", {VISIBILITY: str(TIMEOUT)}
+    with Worker("hasty", "--pool", "prefork", "-c", str(request.param), log=log, environ=environ) as worker:
         yield worker
-        app.control.purge()
+
+
+@pytest.fixture
+def hasty(_hasty):
+    """A worker whose broker soon takes messages for lost."""
+    yield _hasty
+    app.control.purge()
 
 
 def pending(queue, task_id):

@@ -39,14 +39,6 @@ def test_a_message_with_a_countdown_swallows_none_that_is_to_run_at_once(worker,
     assert numbers(log) == [2]
 
 
-def test_a_call_chooses_that_the_earlier_time_wins(unread, log):
-    later = tasks.queues.apply_async([log], queue=unread, countdown=60)
-    assert tasks.queues.apply_async([log], queue=unread).id == later.id
-    now = tasks.queues.apply_async([log], queue=unread, on_queued="earlier")
-    assert (now.was_sent, waiting(unread)) == (True, 2)
-    assert tasks.queues.lock_info(log).queued[0].task_id == now.id
-
-
 @pytest.mark.parametrize("options", [{"countdown": 60}, {"countdown": 7200}, {}], ids=str)
 def test_a_message_that_is_to_start_no_earlier_is_not_sent(unread, log, options):
     first = tasks.queues_the_earlier.apply_async([log, 1], queue=unread, countdown=30 if options else None)

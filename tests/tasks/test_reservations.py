@@ -44,18 +44,6 @@ def test_a_queued_message_is_described(queued, unread, log):
     assert tasks.queues.lock_info(log).queued[0].task_id == queued.id
 
 
-def test_a_held_lock_has_its_queued_messages_too(worker, unread, log):
-    running = tasks.queues_again.delay(log, gated=True)
-    starts(log, 1)
-    waits = tasks.queues_again.apply_async([log], queue=unread)
-    info = tasks.queues_again.lock_info(log)
-    assert info.is_held
-    assert [message.task_id for message in info.queued] == [waits.id]
-    tasks.queues_again.release_lock(log)
-    go(log)
-    running.forget()
-
-
 def test_runs_that_may_overlap_are_described_as_those_of_a_lock(worker, unread, log):
     task = tasks.queues_until_it_starts
     for _ in range(2):
@@ -71,9 +59,8 @@ def test_runs_that_may_overlap_are_described_as_those_of_a_lock(worker, unread, 
     until(lambda: not task.lock_info(log).is_held)
 
 
-@pytest.mark.parametrize("format_", ["text", "json"])
-def test_rlock_info_shows_it(queued, unread, log, format_):
-    shown = run("rlock_info", f"work:{log}", "--format", format_)
+def test_rlock_info_shows_it(queued, unread, log):
+    shown = run("rlock_info", f"work:{log}")
     for text in (queued.id, unread, tasks.queues.name):
         assert text in shown
 

@@ -17,11 +17,10 @@ from kombu.exceptions import SerializerNotInstalled
 from django_rlock import FairLock, LockUnavailableError, TaskQueuedError
 from django_rlock._tasks import reservations
 from django_rlock._tasks.deliveries import COPY
-from django_rlock.celery import LockedTask
 from tests.celery_app import app, records, tasks
 from tests.celery_app.records import overlaps, starts, until
 from tests.forms import long
-from tests.tasks.test_losses import deliver_again, forget, go
+from tests.tasks.test_losses import go
 
 pytestmark = pytest.mark.usefixtures("locks_of_workers")
 
@@ -112,22 +111,17 @@ def test_the_result_says_whether_the_message_was_sent(unread, log, task, options
     assert (second.id != first.id, waiting(unread)) == (was_sent, 1 + was_sent)
 
 
-def test_it_raises_if_it_is_to(unread, log):
-    first = tasks.queues_or_raises.apply_async([log], queue=unread)
-    with pytest.raises(TaskQueuedError, match=first.id) as raised:
-        tasks.queues_or_raises.apply_async([log], queue=unread)
-    assert raised.value.task_id == first.id
-
-
 def test_a_call_chooses_between_the_result_and_an_error(unread, log):
-    first = tasks.queues.apply_async([log], queue=unread, on_queued="raise")
-    with pytest.raises(TaskQueuedError, match=first.id):
-        tasks.queues.apply_async([log], queue=unread, on_queued="raise")
+    for task, options in ((tasks.queues_or_raises, {}), (tasks.queues, {"on_queued": "raise"})):
+        first = task.apply_async([log], queue=unread, **options)
+        with pytest.raises(TaskQueuedError, match=first.id) as raised:
+            task.apply_async([log], queue=unread, **options)
+        assert raised.value.task_id == first.id
     assert tasks.queues.apply_async([log], queue=unread, on_queued="return").id == first.id
     for task, chosen in ((tasks.queues, "again"), (tasks.skips, "raise")):
         with pytest.raises(ValueError, match="on_queued for one call"):
             task.apply_async([log], queue=unread, on_queued=chosen)
-    assert waiting(unread) == 1
+    assert waiting(unread) == 2
 
 
 def test_tasks_that_share_a_key_are_no_duplicates(worker, log, unread):
@@ -246,15 +240,6 @@ def test_a_message_that_expires_before_it_starts(busy, log, unread, monkeypatch)
     until(lambda: is_free(tasks.queues, log, unread))
 
 
-@pytest.mark.parametrize("task", [tasks.queues, tasks.queues_and_is_lost])
-def test_a_run_whose_process_dies(worker, log, unread, task):
-    task.apply_async([log], {"gated": True} if task is tasks.queues else {})
-    (killed,) = starts(log, 1)
-    os.kill(killed["pid"], signal.SIGKILL)
-    forget(log, killed)
-    until(lambda: is_free(task, log, unread))
-
-
 def test_a_run_that_is_requeued(worker, log, unread):
     result = tasks.queues_and_is_requeued.delay(log)
     assert {run["id"] for run in starts(log, 2)} == {result.id}
@@ -281,36 +266,6 @@ def test_eager_mode_queues_nothing(log, celery_servers):
     finally:
         app.conf.task_always_eager = False
     assert reservation_of(log, celery_servers) == []
-
-
-def test_a_run_whose_message_comes_again_keeps_its_reservation(worker, log, unread):
-    result = tasks.queues_late.delay(log, gated=True)
-    (killed,) = starts(log, 1)
-    os.kill(killed["pid"], signal.SIGKILL)
-    forget(log, killed)
-    assert tasks.queues_late.delay(log, gated=True).id == result.id
-    (run,) = starts(log, 1)
-    assert (run["id"], run["insiders"]) == (result.id, 1)
-    assert tasks.queues_late.delay(log, gated=True).id == result.id
-    go(log)
-    assert result.get(timeout=records.WAIT) == f"done {log}"
-    until(lambda: is_free(tasks.queues_late, log, unread))
-
-
-def test_the_reservation_outlives_a_worker_whose_message_does(worker, start_worker, log, unread):
-    with start_worker(f"victim-{log}", "--pool", "prefork", "-c", "1") as victim:
-        result = tasks.queues_late.apply_async([log, True], queue=victim.queue)
-        (killed,) = starts(log, 1)
-        victim.kill()
-    forget(log, killed)
-    assert tasks.queues_late.delay(log, gated=True).id == result.id
-    app.control.add_consumer(victim.queue, destination=[worker.hostname], reply=True)
-    deliver_again()
-    (run,) = starts(log, 1)
-    assert run["id"] == result.id
-    go(log)
-    assert result.get(timeout=records.WAIT) == f"done {log}"
-    until(lambda: is_free(tasks.queues_late, log, unread))
 
 
 @pytest.mark.parametrize("task", [tasks.queues_and_retries, tasks.queues_and_is_retried])
@@ -466,23 +421,6 @@ def test_members_of_a_chain_all_run(worker, log, unread, unwarned, send):
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"lock_scope": "que"}, ValueError, "lock_scope must be one of"),
-        ({"lock_scope": "queue", "on_queued": "skip"}, ValueError, "on_queued must be one of"),
-        ({"on_queued": "again"}, ValueError, "needs lock_scope='queue'"),
-        ({"lock_scope": "until_start", "on_queued": "again"}, ValueError, "is for lock_scope='queue'"),
-        ({"lock_scope": "queue", "lock_key": ["a", "b"]}, TypeError, "takes one lock_key"),
-        ({"lock_scope": "queue", "lock_queue_time": 0}, ValueError, "lock_queue_time"),
-        ({"on_queue": "again"}, TypeError, "Did you mean 'on_queued'"),
-    ],
-)
-def test_unsupported_combinations_of_options_are_refused(options, error, text):
-    with pytest.raises(error, match=text):
-        type("job", (LockedTask,), {"name": "job", "lock_key": "job", "run": lambda self: None, **options})
 
 
 def test_forwarded_headers_do_not_bypass_a_reservation(worker, log):

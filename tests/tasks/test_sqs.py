@@ -5,24 +5,13 @@ from celery import Celery
 
 from tests.celery_app import SQS, VISIBILITY, app, records, use_sqs
 from tests.celery_app.records import overlaps, starts
-from tests.sqs import Sqs, missing
 from tests.tasks.test_losses import go
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.usefixtures("locks_of_workers"),
-    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
-]
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("locks_of_workers")]
 
 DUPLICATES = 6
 BRIEF = 4
 """After how many seconds a message is delivered again."""
-
-
-@pytest.fixture(scope="module")
-def sqs():
-    with Sqs() as server:
-        yield server
 
 
 @pytest.fixture
