@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -114,6 +115,25 @@ async def elsewhere(binding: Any, lock: BaseLock, method: str, *args: Any, **kwa
     return await binding.result(binding.start(partial(binding.call, lock, method, *args, **kwargs)))
 
 
+@asynccontextmanager
+async def held_elsewhere(binding: Any, lock: BaseLock) -> AsyncIterator[None]:
+    """Another owner holds the lock during the block."""
+    held, leave = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        async with binding.inside(lock):
+            held.set()
+            await binding.until(leave.is_set)
+
+    holding = binding.start(hold)
+    try:
+        await binding.until(held.is_set)
+        yield
+    finally:
+        leave.set()
+        await binding.result(holding)
+
+
 async def visit(binding: Any, lock: BaseLock) -> None:
     """Take the lock and give it back."""
     async with binding.inside(lock):
@@ -187,9 +207,9 @@ def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test through its binding."""
+    """Run a coroutine test through its binding, or in asyncio if it has none."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    arguments["binding"].run(pyfuncitem.obj(**arguments))
+    arguments.get("binding", TaskBinding()).run(pyfuncitem.obj(**arguments))
     return True

@@ -26,7 +26,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_rlock._redis import scripts
 from django_rlock._redis.scripts import ABSENT
-from django_rlock._transport.calls import ScriptCall
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.quorum import Quorum
 from django_rlock._transport.quorum.nodes import OtherLists
@@ -38,8 +37,6 @@ from django_rlock._transport.quorum.votes import (
     Proposals,
     QuorumCall,
     Restarts,
-    VoteTally,
-    VotingRound,
 )
 from django_rlock._transport.worker import AGAIN_AFTER
 from django_rlock.exceptions import RLockError
@@ -48,7 +45,7 @@ from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.kinds import RENEW
 from django_rlock.locks.records import Hold
-from django_rlock.locks.redlock import Acquire, AcquireAgain, Bump, Majority, RedLock, Release, Renew
+from django_rlock.locks.redlock import Acquire, AcquireAgain, Bump, RedLock, Release, Renew
 from django_rlock.locks.watchdog import note_loss
 from tests.background import no_threads
 from tests.redlock.model import Node
@@ -69,8 +66,8 @@ class Setting:
     """What happens in a scenario. Times are seconds, shares are probabilities.
 
     ``brief`` is how many clients have leases, and a quarantine, of a quarter of ``lease``.
-    ``wild`` is the share of proposed tokens that are nonsense, ``old`` how many clients propose none and always ask a
-    second time, ``singles`` how often a second someone takes a node alone, by a fenced lock of the same name.
+    ``wild`` is the share of proposed tokens that are nonsense, ``singles`` how often a second someone takes a node
+    alone, by a fenced lock of the same name.
     """
 
     nodes: int = 5
@@ -109,7 +106,6 @@ class Setting:
     evicts: bool = False
     brief: int = 0
     wild: float = 0.0
-    old: int = 0
     singles: float = 0.0
 
 
@@ -436,8 +432,6 @@ class SimProposals(Proposals):
 
     def next(self, now: float) -> int:
         world = self.client.world
-        if self.client.is_old:
-            return 0
         proposal = super().next(now)
         if world.setting.wild and world.chance(world.setting.wild):
             proposal = self._nonsense(proposal)
@@ -456,36 +450,6 @@ class SimProposals(Proposals):
         return pick.choice(guesses)
 
 
-class OldAcquire(Acquire):
-    """As it was before tokens were proposed."""
-
-    __slots__ = ()
-
-    async def _fence(self, grants: VoteTally, voting: VotingRound) -> int | None:
-        if not self.fencing:
-            return 0
-        until = self.sent_at + 2 * voting.nodes.timeout
-        token = await self._count_on(grants, voting, until)
-        if token is None:
-            await voting.hear_out(grants, self.sent_at + voting.nodes.timeout)
-            token = await self._count_on(grants, voting, until)
-        return token
-
-
-class Old(Majority):
-    def acquire(self, *args: Any, **options: Any) -> ScriptCall:
-        call = super().acquire(*args, **options)
-        if isinstance(call, Acquire):
-            call.__class__ = OldAcquire
-        return call
-
-
-class OldLock(RedLock):
-    __slots__ = ()
-
-    _kind = Old()
-
-
 class Client:
     """A process with one thread that takes the lock again and again, and a background thread."""
 
@@ -498,11 +462,10 @@ class Client:
         self.paused_until = 0.0
         self.dead = False
         self.owner = Owner(f"client {number}")
-        self.is_old = number < setting.old
         is_brief = number < setting.brief
         self.lease = setting.lease / BRIEF if is_brief else setting.lease
         using = "brief" if is_brief else "sim"
-        self.lock = (OldLock if self.is_old else RedLock)(NAME, using=using, fencing=setting.fencing)
+        self.lock = RedLock(NAME, using=using, fencing=setting.fencing)
         self.driver: Any = SimDriver(self)
         self.hold: Hold | None = None
         self.inside = False

@@ -36,14 +36,6 @@ def held(nodes, patient):
     HOLDS.clear()
 
 
-def test_a_function(nodes):
-    @distributed_lock("order:<pk>", using="quorum")
-    def pay(pk):
-        return holders(nodes, "order:7")
-
-    assert sum(map(bool, pay(7))) >= 3
-
-
 def test_a_view_that_is_locked(held):
     @distributed_lock("x", using="quorum", wait_time=0)
     def buy(request):
@@ -64,22 +56,6 @@ def test_the_middleware_gives_back_what_a_view_forgot(nodes):
 
     LockMiddleware(forgetful)(RequestFactory().get("/"))
     assert not rlock("x", using="quorum").locked()
-
-
-def test_a_task(nodes):
-    from celery import Celery
-
-    from django_rlock.celery import LockedTask
-
-    app = Celery("quorum", set_as_current=False)
-    app.conf.task_always_eager = True
-
-    @app.task(base=LockedTask, lock_key="report:<pk>", lock_using="quorum", bind=True)
-    def report(self, pk):
-        return self.lock.token
-
-    assert report.delay(5).get() > 0
-    assert not rlock("report:5", using="quorum").locked()
 
 
 def test_a_message_that_comes_twice(nodes):

@@ -24,7 +24,6 @@ from django_rlock.locks.redlock import RedLock
 from tests.background import is_clean, renew_now, until_clean, until_heard, until_renewed
 from tests.bindings import BlockingBinding, TaskBinding, elsewhere
 from tests.eventually import PATIENCE
-from tests.processes import ClientProcess
 from tests.proxy import load_scripts
 from tests.redlock.conftest import hold_of, holders, owner_of, paused
 
@@ -126,16 +125,6 @@ async def test_waits_for_another(binding, nodes, lock):
     assert await binding.result(waiting) > first
 
 
-async def test_reenters(binding, nodes, lock):
-    async with binding.inside(lock):
-        token = lock.token
-        async with binding.inside(lock):
-            assert await binding.call(lock, "hold_count") == 2
-            assert lock.token == token
-        assert await binding.call(lock, "hold_count") == 1
-    assert not await binding.call(lock, "locked")
-
-
 async def test_without_fencing(binding, nodes):
     lock = RedLock("x", using="quorum", fencing=False)
     async with binding.inside(lock):
@@ -160,15 +149,6 @@ async def test_many_at_once(binding, nodes, lock):
 
 
 # --- nodes that fail --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.lengthy
-async def test_works_while_two_are_paused(binding, nodes, lock):
-    with paused(nodes[:2]):
-        for _ in range(3):
-            async with binding.inside(lock):
-                assert await binding.call(lock, "owned")
-    await none_has_it(binding, nodes)
 
 
 async def test_works_while_two_are_down(binding, nodes, lock):
@@ -416,17 +396,6 @@ async def test_lost_when_most_nodes_lost_it(binding, nodes, lock):
         await binding.release(lock)
 
 
-async def test_force_release(binding, nodes, lock):
-    await binding.acquire(lock)
-    assert await elsewhere(binding, lock, "force_release")
-    assert not await binding.call(lock, "locked")
-    renew_now()
-    await binding.until(lambda: lock.lost)
-    with pytest.raises(LockLostError):
-        await binding.release(lock)
-    assert not await binding.call(lock, "force_release")
-
-
 async def test_the_holder_hears_of_its_forced_release(binding, nodes, monkeypatch):
     # Neither a renewal nor a subscription that was checked tells it.
     monkeypatch.setattr(subscriber, "PING_AFTER", PATIENCE)
@@ -464,29 +433,7 @@ async def test_a_node_that_missed_the_release_is_told_later(binding, nodes, lock
     await none_has_it(binding, nodes)
 
 
-@pytest.mark.lengthy
-async def test_keys_end_when_the_holder_is_killed(binding, nodes):
-    urls = [server.url for server in nodes]
-    options = {"NODES": urls, "QUARANTINE": 0, "WATCHDOG_TIMEOUT": 3.0, "NODE_TIMEOUT": 0.15}
-    with ClientProcess(nodes[0].url, options) as client:
-        assert client.do("lock('x', None).acquire()")
-        await all_have_it(binding, nodes)
-        client.kill()
-    await none_has_it(binding, nodes)
-
-
 # --- tokens -----------------------------------------------------------------------------------------------------------
-
-
-async def test_tokens_rise_though_a_minority_loses_all(binding, nodes, lock):
-    tokens = []
-    for number in range(6):
-        async with binding.inside(lock):
-            tokens.append(lock.token)
-        for server in (nodes[number % 5], nodes[(number + 1) % 5]):
-            with server.client() as client:
-                client.flushall()
-    assert tokens == sorted(set(tokens))
 
 
 @pytest.mark.lengthy

@@ -53,14 +53,11 @@ async def acquire_and_release(lock):
     await lock.arelease()
 
 
-def test_all_calls_of_a_loop_share_them(lock):
-    async def body():
-        await acquire_and_release(lock)
-        before = dict(links())
-        await asyncio.gather(*[acquire_and_release(RedLock(f"y{number}", using="quorum")) for number in range(10)])
-        assert links() == before
-
-    asyncio.run(body())
+async def test_all_calls_of_a_loop_share_them(lock):
+    await acquire_and_release(lock)
+    before = dict(links())
+    await asyncio.gather(*[acquire_and_release(RedLock(f"y{number}", using="quorum")) for number in range(10)])
+    assert links() == before
 
 
 def give_away(nodes):
@@ -70,47 +67,38 @@ def give_away(nodes):
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_reply_that_nobody_asked_for_is_no_vote(lock, nodes):
+async def test_a_reply_that_nobody_asked_for_is_no_vote(lock, nodes):
     async def try_once():
         return await lock.aacquire(wait_time=0)
 
-    async def body():
-        await acquire_and_release(lock)
-        give_away(nodes)
-        for server, link in zip(nodes, links().values(), strict=True):
-            server.pause()
-            link.connection.sock.send(GRANT)  # whose reply comes when the next call has been sent
-        attempt = asyncio.ensure_future(try_once())
-        await asyncio.sleep(0)
-        for server in nodes:
-            server.resume()
-        assert not await attempt  # asked again over new connections, the nodes have refused
-        assert not await lock.aacquire(wait_time=0)
-
-    asyncio.run(body())
+    await acquire_and_release(lock)
+    give_away(nodes)
+    for server, link in zip(nodes, links().values(), strict=True):
+        server.pause()
+        link.connection.sock.send(GRANT)  # whose reply comes when the next call has been sent
+    attempt = asyncio.ensure_future(try_once())
+    await asyncio.sleep(0)
+    for server in nodes:
+        server.resume()
+    assert not await attempt  # asked again over new connections, the nodes have refused
+    assert not await lock.aacquire(wait_time=0)
 
 
-def test_what_came_while_the_loop_was_blocked_is_no_vote(lock, nodes):
-    async def body():
-        await acquire_and_release(lock)
-        give_away(nodes)
-        for link in links().values():
-            link.connection.sock.send(GRANT)
-            select.select([link.connection.sock], [], [])
-        assert not await lock.aacquire(wait_time=0)
-
-    asyncio.run(body())
+async def test_what_came_while_the_loop_was_blocked_is_no_vote(lock, nodes):
+    await acquire_and_release(lock)
+    give_away(nodes)
+    for link in links().values():
+        link.connection.sock.send(GRANT)
+        select.select([link.connection.sock], [], [])
+    assert not await lock.aacquire(wait_time=0)
 
 
-def test_ends_while_the_loop_was_blocked_fail_no_brief_attempt(lock, nodes):
-    async def body():
-        await acquire_and_release(lock)
-        for server in nodes:
-            with server.client() as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-        await acquire_and_release(lock)
-
-    asyncio.run(body())
+async def test_ends_while_the_loop_was_blocked_fail_no_brief_attempt(lock, nodes):
+    await acquire_and_release(lock)
+    for server in nodes:
+        with server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+    await acquire_and_release(lock)
 
 
 async def cancel_once_sent(call):
@@ -122,31 +110,25 @@ async def cancel_once_sent(call):
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_reply_to_a_cancelled_call_is_not_the_next_ones(lock, nodes):
-    async def body():
-        await acquire_and_release(lock)
-        before = dict(links())
-        with paused(nodes[:3]):
-            await cancel_once_sent(acquire_and_release(lock))
-        async with lock:
-            assert await lock.aowned()
-        assert links() == before
-
-    asyncio.run(body())
+async def test_the_reply_to_a_cancelled_call_is_not_the_next_ones(lock, nodes):
+    await acquire_and_release(lock)
+    before = dict(links())
+    with paused(nodes[:3]):
+        await cancel_once_sent(acquire_and_release(lock))
+    async with lock:
+        assert await lock.aowned()
+    assert links() == before
 
 
-def test_ends_of_connections_that_owe_a_reply_fail_no_brief_attempt(lock, nodes):
-    async def body():
-        await acquire_and_release(lock)
-        with paused(nodes):
-            await cancel_once_sent(acquire_and_release(lock))
-            assert all(link.owes for link in links().values())
-        for server in nodes:
-            with server.client() as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-        await acquire_and_release(RedLock("y", using="quorum"))
-
-    asyncio.run(body())
+async def test_ends_of_connections_that_owe_a_reply_fail_no_brief_attempt(lock, nodes):
+    await acquire_and_release(lock)
+    with paused(nodes):
+        await cancel_once_sent(acquire_and_release(lock))
+        assert all(link.owes for link in links().values())
+    for server in nodes:
+        with server.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+    await acquire_and_release(RedLock("y", using="quorum"))
 
 
 VOTE = b"*2\r\n$1\r\n1\r\n:1\r\n"
@@ -208,21 +190,6 @@ def test_an_attempt_that_is_cancelled_as_it_connects_leaves_nothing(lock):
 
     asyncio.run(body())
     gc.collect()
-
-
-def test_broken_ones_are_replaced(lock, nodes):
-    async def body():
-        await acquire_and_release(lock)
-        for server in nodes:
-            with server.client() as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-        while any(link.is_open for link in links().values()):  # noqa: ASYNC110 - they have no event
-            await asyncio.sleep(0.001)
-        for _ in range(3):
-            await acquire_and_release(lock)
-        assert all(link.is_open for link in links().values())
-
-    asyncio.run(body())
 
 
 def test_the_next_loop_goes_on_with_them(lock):

@@ -18,6 +18,7 @@ from django_rlock._transport.quorum.votes import AHEAD, Answer, QuorumCall, Rest
 from django_rlock.locks import redlock, watchdog
 from django_rlock.locks.redlock import Acquire, Bump, Majority, Release
 from tests.forms import THOROUGH
+from tests.mutants import Mutate, both, changed
 from tests.redlock import simulator
 from tests.redlock.model import Node
 from tests.redlock.simulator import (
@@ -33,8 +34,6 @@ from tests.redlock.simulator import (
     sweep,
 )
 
-pytestmark = pytest.mark.lengthy
-
 ROUGH = Setting(
     lasts=1.5, loss=0.02, copies=0.05, slow=0.05, slow_delay=0.2, cuts=1.0, pauses=0.5, longest_pause=1.5, crashes=0.3
 )
@@ -42,40 +41,8 @@ ROUGH = Setting(
 DISORDER = replace(ROUGH, copies=0.5, slow=0.5, slow_delay=0.1, pauses=0, cuts=0, crashes=0, again=0.5)
 
 
-@pytest.fixture
-def mutate(monkeypatch):
-    """Applies a change of the code by its name, if it has one."""
-
-    def apply(name: str | None) -> None:
-        if name is not None:
-            MUTANTS[name](monkeypatch)
-
-    return apply
-
-
-def minority_is_enough(patch):
-    init = VoteTally.__init__
-
-    def changed(self, call, size):
-        init(self, call, size)
-        self.quorum = size // 2
-
-    patch.setattr(VoteTally, "__init__", changed)
-
-
-def no_drift(patch):
-    patch.setattr(Majority, "drift", lambda self, lock, lease: 0.0)
-
-
-def counts_from_the_reply(patch):
-    run_once = Quorum._run_once
-
-    async def changed(self, call):
-        reply = await run_once(self, call)
-        call.sent_at = self.transport.now()
-        return reply
-
-    patch.setattr(Quorum, "_run_once", changed)
+def set_to(place: Any, name: str, value: Any) -> Mutate:
+    return lambda patch: patch.setattr(place, name, value)
 
 
 def votes_count_twice(patch):
@@ -89,15 +56,6 @@ def votes_count_twice(patch):
     patch.setattr(VoteTally, "add", changed)
     patch.setattr(VoteTally, "won", property(lambda self: self.cast >= self.quorum))
     patch.setattr(VoteTally, "decided", property(lambda self: self.won or decided.fget(self)))
-
-
-def late_grants_count(patch):
-    ask = VotingRound.ask
-
-    async def changed(self, call, voters=None, until=None):
-        return await ask(self, call, voters, None if until is None else until + 10 * self.timeout)
-
-    patch.setattr(VotingRound, "ask", changed)
 
 
 def grants_of_other_attempts_count(patch):
@@ -126,221 +84,6 @@ def grants_of_other_attempts_count(patch):
     patch.setattr(VotingRound, "_count", count)
 
 
-def tokens_are_used_again(patch):
-    patch.setattr(Majority, "fresh_names", False)
-    no_tombstones(patch)  # which would refuse the name as well
-
-
-def gives_back_where_granted_only(patch):
-    async def changed(self, call, asked):
-        if call.undo is not None:
-            self.send(call.undo(), asked.yes)
-
-    patch.setattr(VotingRound, "undo_everywhere", changed)
-
-
-def gives_nothing_back(patch):
-    async def changed(self, call, asked):
-        pass
-
-    patch.setattr(VotingRound, "undo_everywhere", changed)
-
-
-def lost_locks_come_back(patch):
-    note = watchdog.note_renewal
-
-    def changed(hold, lease, call, reply, now):
-        note(hold, lease, call, reply, -math.inf)
-
-    patch.setattr(watchdog, "note_renewal", changed)
-
-
-def no_second_round(patch):
-    async def changed(self, grants, nodes):
-        return max(reply[2] for reply in grants.yes.values())
-
-    patch.setattr(Acquire, "_fence", changed)
-
-
-def late_granters_vote_on_a_lower_token(patch):
-    """All nodes are asked to count on from the token of those that granted first."""
-    ask = VotingRound.ask
-
-    async def changed(self, call, voters=None, until=None):
-        if isinstance(call, Bump):
-            voters = range(self._size)
-        return await ask(self, call, voters, until)
-
-    patch.setattr(VotingRound, "ask", changed)
-
-
-def only_the_first_granters_are_asked(patch):
-    async def changed(self, grants, voting):
-        return await self._count_on(grants, voting, self.sent_at + 2 * voting.nodes.timeout)
-
-    patch.setattr(Acquire, "_fence", changed)
-
-
-def bumps_whoever_owns(patch):
-    def changed(self, owner, token, fence_ttl):
-        self.counter = max(self.counter, token)
-        return 1
-
-    patch.setattr(Node, "bump", changed)
-
-
-def grants_what_is_proposed(patch):
-    """A node says that it has taken the proposal, though its counter is higher."""
-
-    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal):
-        reply = acquire(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal)
-        return [b"OK", proposal, *reply[2:]] if isinstance(reply, list) and 0 < proposal < reply[1] else reply
-
-    acquire = Node.acquire
-    patch.setattr(Node, "acquire", changed)
-
-
-def proposals_lower_the_counter(patch):
-    def changed(self, proposal=0):
-        token = next_token(self, proposal)
-        self.counter = min(token, proposal) if proposal > 0 else token
-        return self.counter
-
-    next_token = Node._next_token
-    patch.setattr(Node, "_next_token", changed)
-
-
-def grants_without_counting(patch):
-    """A node says that it has taken the proposal, and forgets it."""
-
-    def changed(self, proposal=0):
-        before = self.counter
-        token = next_token(self, proposal)
-        if token == proposal:
-            self.counter = before
-        return token
-
-    next_token = Node._next_token
-    patch.setattr(Node, "_next_token", changed)
-
-
-def copies_count_again(patch):
-    """The copy of an acquire that comes while its owner has the node sets the counter once more."""
-
-    def changed(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal):
-        if owner in self.holds and proposal > 0:
-            self.counter = proposal
-        return acquire(self, owner, count, lease_ms, fence_ttl, quarantine, list_, proposal)
-
-    acquire = Node.acquire
-    patch.setattr(Node, "acquire", changed)
-
-
-def proposals_outrank_the_clock(patch):
-    def changed(self, proposal=0):
-        if self.counter < proposal <= self._now_us() + AHEAD:
-            self.counter = proposal
-            return proposal
-        return next_token(self)
-
-    next_token = Node._next_token
-    patch.setattr(Node, "_next_token", changed)
-
-
-def proposals_know_no_bound(patch):
-    def changed(self, proposal=0):
-        self.counter = max(next_token(self), proposal)
-        return self.counter
-
-    next_token = Node._next_token
-    patch.setattr(Node, "_next_token", changed)
-
-
-def the_client_believes_its_proposal(patch):
-    async def changed(self, grants, voting):
-        return self.fresh or await fence(self, grants, voting)
-
-    fence = Acquire._fence
-    patch.setattr(Acquire, "_fence", changed)
-
-
-def two_agree(patch):
-    """Two of five nodes with the same token are enough."""
-
-    async def changed(self, grants, voting):
-        tokens = [reply[2] for reply in grants.yes.values()]
-        token = max(tokens, key=tokens.count)
-        return token if tokens.count(token) > 1 else await fence(self, grants, voting)
-
-    fence = Acquire._fence
-    patch.setattr(Acquire, "_fence", changed)
-
-
-def any_token_will_do(patch):
-    async def changed(self, grants, voting):
-        return next(iter(grants.yes.values()))[2]
-
-    patch.setattr(Acquire, "_fence", changed)
-
-
-def counter_without_clock(patch):
-    def changed(self, proposal=0):
-        self.counter += 1
-        return self.counter
-
-    patch.setattr(Node, "_next_token", changed)
-
-
-def no_quarantine(patch):
-    patch.setattr(simulator, "QUARANTINE_SHARE", 0.0)
-
-
-def data_are_not_marked(patch):
-    patch.setattr(Node, "_mark", lambda self, owner, quarantine, _: (self.run_id.encode(), quarantine, b""))
-
-
-def others_may_have_no_longer_leases(patch):
-    patch.setattr(Restarts, "learn", lambda self, longest_ms: None)
-
-
-def marks_outlive_failovers(patch):
-    fail_over_and_back = Node.fail_over_and_back
-
-    def changed(self):
-        fail_over_and_back(self)
-        self.marked = self.marked and self.replication
-
-    patch.setattr(Node, "fail_over_and_back", changed)
-
-
-def half_quarantine(patch):
-    patch.setattr(simulator, "QUARANTINE_SHARE", 0.5)
-    others_may_have_no_longer_leases(patch)  # the nodes would say how long the leases are
-
-
-def keys_end_too_soon(patch):
-    patch.setattr(redlock, "milliseconds", lambda seconds: int(seconds * 500))
-
-
-def waits_for_all(patch):
-    patch.setattr(VoteTally, "decided", property(lambda self: not self.unheard))
-
-
-def never_gives_up_early(patch):
-    patch.setattr(VoteTally, "decided", property(lambda self: self.won or not self.unheard))
-
-
-def keys_do_not_end(patch):
-    def changed(self, owner, count, lease_ms):
-        self.holds[owner] = count
-
-    patch.setattr(Node, "_hold", changed)
-
-
-def never_pauses(patch):
-    patch.setattr(Majority, "pauses", lambda self, lock, left_ms, tries: (0.0001, math.inf))
-
-
 def counts_up_and_down(patch):
     def acquire(self, owner, count, *args):
         reply = taken(self, owner, count, *args)
@@ -366,43 +109,160 @@ def counts_up_and_down(patch):
     patch.setattr(Node, "release", release)
 
 
-def no_tombstones(patch):
-    release = Node.release
-
-    def changed(self, owner, left, lease_ms, refused_ms):
-        held = release(self, owner, left, lease_ms, refused_ms)
-        self.tombstones.clear()
-        return held
-
-    patch.setattr(Node, "release", changed)
+def lost_locks_come_back(patch):
+    note: Any = watchdog.note_renewal
+    patch.setattr(watchdog, "note_renewal", lambda *args: note(*args[:-1], -math.inf))
 
 
-def follows_the_wall_clock(patch):
-    patch.setattr(Client, "clock", Client.wall)
+NO_TOMBSTONES = changed(
+    Node, "release", "self.tombstones[owner] = max(self.tombstones.get(owner, 0), self._ms() + refused_ms)",
+    "self.tombstones.clear()",
+)  # fmt: skip
+NO_LONGER_LEASES = set_to(Restarts, "learn", lambda *_: None)
+OVER = "call.over(VotingRound(self.transport.nodes, session, self.now))"
+MUTANTS: dict[str, Mutate] = {
+    "minority_is_enough": changed(VoteTally, "__init__", "size // 2 + 1", "size // 2"),
+    "no_drift": set_to(Majority, "drift", lambda *_: 0.0),
+    "counts_from_the_reply": changed(
+        Quorum, "_run_once", f"return await {OVER}", f"reply = await {OVER}; call.sent_at = self.now(); return reply",
+    ),
+    "votes_count_twice": votes_count_twice,
+    "late_grants_count": changed(VotingRound, "ask", "else until)", "else until + 10 * self.nodes.timeout)"),
+    "grants_of_other_attempts_count": grants_of_other_attempts_count,
+    "tokens_are_used_again": both(set_to(Majority, "fresh_names", False), NO_TOMBSTONES),
+    "gives_back_where_granted_only": changed(
+        VotingRound, "undo_everywhere", "undo = call.undo()", "return self.send(call.undo(), asked.yes)",
+    ),
+    "gives_nothing_back": changed(VotingRound, "undo_everywhere", "if call.undo is None:", "if True:"),
+    "lost_locks_come_back": lost_locks_come_back,
+    "no_second_round": changed(Acquire, "_fence", "if tokens.count(tokens[0])", "return max(tokens)\n    if tokens[0]"),
+    "late_granters_vote_on_a_lower_token": changed(  # of those that granted first
+        VotingRound, "ask", "self._open(call, voters)",
+        "self._open(call, range(self._size) if type(call).__name__ == 'Bump' else voters)",
+    ),
+    "only_the_first_granters_are_asked": changed(Acquire, "_fence", "if token is None:", "if False:"),
+    "bumps_whoever_owns": changed(Node, "bump", "if owner not in self.holds:", "if False:"),
+    "grants_what_is_proposed": changed(  # though its counter is higher
+        Node, "acquire", 'return [b"OK", token,', 'return [b"OK", proposal if 0 < proposal < token else token,',
+    ),
+    "proposals_lower_the_counter": changed(
+        Node, "_next_token", "return self.counter",
+        "self.counter = min(self.counter, proposal) if proposal > 0 else self.counter\n    return self.counter",
+    ),
+    "grants_without_counting": changed(Node, "_next_token", "self.counter = proposal", "return proposal"),
+    "copies_count_again": changed(
+        Node, "acquire", "if owner in self.holds:",
+        "if owner in self.holds:\n        self.counter = proposal or self.counter",
+    ),
+    "proposals_outrank_the_clock": changed(
+        Node, "_next_token", "now = self._now_us()",
+        "now = self._now_us()\n    if self.counter < proposal <= now + AHEAD:\n        self.counter = proposal\n"
+        "        return proposal",
+    ),
+    "proposals_know_no_bound": changed(Node, "_next_token", " <= now + AHEAD", ""),
+    "the_client_believes_its_proposal": changed(
+        Acquire, "_fence", "tokens = [", "if self.fresh:\n        return self.fresh\n    tokens = [",
+    ),
+    "two_agree": changed(
+        Acquire, "_fence", "if tokens.count(tokens[0]) >= grants.quorum:\n        return int(tokens[0])",
+        "best = max(tokens, key=tokens.count)\n    if tokens.count(best) > 1:\n        return int(best)",
+    ),
+    "any_token_will_do": changed(Acquire, "_fence", "if tokens.count(tokens[0]) >= grants.quorum:", "if True:"),
+    "counter_without_clock": changed(
+        Node, "_next_token", "now = self._now_us()", "self.counter += 1\n    return self.counter",
+    ),
+    "no_quarantine": set_to(simulator, "QUARANTINE_SHARE", 0.0),
+    "half_quarantine": both(set_to(simulator, "QUARANTINE_SHARE", 0.5), NO_LONGER_LEASES),
+    "data_are_not_marked": set_to(Node, "_mark", lambda self, _, kept, __: (self.run_id.encode(), kept, b"")),
+    "others_may_have_no_longer_leases": NO_LONGER_LEASES,
+    "marks_outlive_failovers": changed(
+        Node, "fail_over_and_back", "self.replication += 1",
+        "self.replication += 1\n    self.marked = self.marked and self.replication",
+    ),
+    "keys_end_too_soon": set_to(redlock, "milliseconds", lambda seconds: int(seconds * 500)),
+    "waits_for_all": set_to(VoteTally, "decided", property(lambda self: not self.unheard)),
+    "never_gives_up_early": set_to(VoteTally, "decided", property(lambda self: self.won or not self.unheard)),
+    "keys_do_not_end": changed(Node, "_hold", "self.expires = self._ms() + max(held_for, lease_ms)", "pass"),
+    "never_pauses": set_to(Majority, "pauses", lambda *_: (0.0001, math.inf)),
+    "counts_up_and_down": counts_up_and_down,
+    "no_tombstones": NO_TOMBSTONES,
+    "no_lasting_tombstones": set_to(Release, "lasting", lambda self: self),
+    "follows_the_wall_clock": set_to(Client, "clock", Client.wall),
+}  # fmt: skip
 
 
-def no_lasting_tombstones(patch):
-    patch.setattr(Release, "lasting", lambda self: self)
+@pytest.fixture
+def mutate(monkeypatch):
+    """Applies a change of the code by its name, if it has one."""
 
+    def apply(name: str | None) -> None:
+        if name is not None:
+            MUTANTS[name](monkeypatch)
 
-MUTANTS = {
-    name: each
-    for name, each in list(globals().items())
-    if callable(each) and getattr(each, "__code__", None) and each.__code__.co_varnames[:1] == ("patch",)
-}
-
-
-def assert_caught(settings, setting, within, check=None):
-    seed = first_broken(settings, setting, range(within), check)
-    assert seed is not None, f"no scenario of {within} noticed the change"
-
-
-# --- P1: no two holders ----------------------------------------------------------------------------------------------
+    return apply
 
 
 def seeds(number, since=0):
     """So many scenarios; in the short form the first third of them."""
     return range(since, since + (number if THOROUGH else number // 3))
+
+
+@pytest.fixture
+def no_timing(monkeypatch):
+    """Clocks are ignored: locks are valid for ever, and two may hold one."""
+    ask = VotingRound.ask
+
+    async def changed(self, call, voters=None, until=None):
+        return await ask(self, call, voters, self.now() + 3)
+
+    monkeypatch.setattr(VotingRound, "ask", changed)
+    monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
+    monkeypatch.setattr(redlock, "MIN_VALIDITY", -math.inf)
+    monkeypatch.setattr(Majority, "drift", lambda self, lock, lease: -lease)
+    monkeypatch.setattr(simulator.World, "note_inside", lambda self, client, hold: None)
+    monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)
+
+
+def check_bounds(world):
+    """No proposal drives a counter away from the clocks: a draw adds one."""
+    for node in world.nodes:
+        clock = max(each.clock() for each in world.nodes) * 1e6
+        if node.model.counter > clock + AHEAD + len(node.granted):
+            raise BrokenError(f"node {node.number} counts on from {node.model.counter}, at {clock}")
+
+
+def check_nothing_left(world):
+    for node in world.nodes:
+        node.model.run(scripts.LOCK_STATE, ("x",))
+        if node.model.holds:
+            raise BrokenError(f"node {node.number} still has {node.model.holds}")
+
+
+# --- scenarios, and mutants that break a property in some of them ----------------------------------------------------
+
+LATE = replace(ROUGH, slow=0.4, slow_delay=0.15, longest_hold=0.05)
+LATER = replace(ROUGH, slow=0.3, slow_delay=0.4, longest_hold=0.3, pauses=0, crashes=0)
+"""A late release of the first attempt frees what the second one was granted."""
+TIMELESS = replace(ROUGH, rate_error=0.3, durable=True, crashes=3.0, pauses=3.0, longest_hold=0.3, lasts=2.0)
+AGREED = replace(TIMELESS, rate_error=0, skew=0.01)
+"""The nodes' clocks are as good as usual, so they mostly agree on a proposal."""
+WILD = replace(AGREED, wild=0.7)
+MIXED = replace(AGREED, clients=4, singles=2.0, wild=0.3)
+SWIFT = replace(MIXED, longest_hold=0.02, longest_rest=0.02, copies=0.2)
+"""Owners that follow each other within the time by which a proposal may be ahead of the clocks."""
+CLOSE = replace(SWIFT, skew=0.09)
+"""Clocks that differ by almost as much as a proposal may be ahead of them."""
+LOST_COUNTERS = replace(ROUGH, crashes=0, blackouts=0.2, pauses=0, lasts=8.0, longest_hold=0.5)
+RESTARTS = replace(
+    ROUGH, nodes=3, lease=4.0, lasts=8.0, crashes=0.2, blackouts=0.3, outage=0.1, pauses=0, longest_hold=8.0, renewed=0
+)
+RETURNS = replace(RESTARTS, crashes=0, blackouts=0, returns=1.0)
+BRIEF = replace(RETURNS, brief=2, returns=0.5, longest_hold=4.0)
+DEADLY = replace(ROUGH, kills=0.3)
+FROZEN = replace(ROUGH, crashes=0, pauses=2.0, longest_pause=3.0, steps=3.0, stepping=2, longest_step=3.0, back=True)
+"""The clocks of a minority are set back, so that they keep keys for too long; they stop for seconds; they forget
+nothing."""
+TWICE = replace(DISORDER, fencing=False)
 
 
 @pytest.mark.parametrize(
@@ -415,27 +275,101 @@ def seeds(number, since=0):
         (replace(ROUGH, skew=0.01), 0),
     ],
 )
+@pytest.mark.lengthy
 def test_p01_no_two_inside(scenario, settings):
     setting, part = scenario
     assert sweep(settings, setting, seeds(200, 200 * part)) > 60
 
 
-@pytest.mark.parametrize("mutant", ["minority_is_enough", "keys_end_too_soon"])
-def test_p01_mutants(mutant, mutate, settings):
+@pytest.mark.parametrize(
+    ("setting", "number", "check"),
+    [
+        pytest.param(replace(ROUGH, renewed=1.0), 15, None, id="p02: valid no longer than promised"),
+        pytest.param(LATE, 90, None, id="p04: grants in time"),
+        pytest.param(LATER, 90, None, id="p04: grants for this attempt"),
+        pytest.param(ROUGH, 90, check_undone, id="p05: undone on all nodes"),
+        pytest.param(LOST_COUNTERS, 50, None, id="p09: tokens rise where counters are lost"),
+        pytest.param(replace(LOST_COUNTERS, skew=0.01, wild=0.5), 50, None, id="p09: and proposals are wild"),
+        pytest.param(RESTARTS, 50, None, id="p10: restarted nodes have no votes"),
+        pytest.param(RETURNS, 50, None, id="p10: nor have those that failed over and back"),
+        pytest.param(BRIEF, 50, None, id="p10: nodes wait for the longest lease of all users"),
+        pytest.param(DEADLY, 120, check_nothing_left, id="p11: keys of dead clients end"),
+        pytest.param(DISORDER, 60, check_nothing_left, id="p14: copies and disorder"),
+        pytest.param(FROZEN, 60, None, id="p17: a minority that is frozen or late"),
+    ],
+)
+def test_it_holds_in_scenarios(setting, number, check, settings):
+    """P2 and P4 are checked by the simulator whenever a lock is acquired or renewed."""
+    assert sweep(settings, setting, seeds(number), check) > number / 3
+
+
+def test_p09_tokens_rise_without_clocks(no_timing, settings):
+    assert sweep(settings, TIMELESS, seeds(100), check_order) > 33
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("setting", [AGREED, WILD, MIXED, SWIFT], ids=["agreed", "wild", "mixed", "swift"])
+def test_p09_tokens_rise_where_they_are_proposed(setting, no_timing, settings):
+    """Whatever is proposed, by clients whose clocks are wrong, too, and beside owners of single nodes."""
+    agreed = []
+
+    def check(world):
+        check_order(world)
+        check_bounds(world)
+        agreed.append(world.agreed)
+
+    acquired = sweep(settings, setting, seeds(100), check)
+    assert acquired / 10 < sum(agreed) < acquired
+
+
+FOUND: list[tuple[str, Setting, int, Any]] = [
+    ("minority_is_enough", replace(ROUGH, nodes=4), 100, None),
+    ("keys_end_too_soon", replace(ROUGH, nodes=4), 100, None),
+    ("no_drift", replace(ROUGH, renewed=1.0), 5, None),
+    ("counts_from_the_reply", replace(ROUGH, renewed=1.0), 5, None),
+    ("late_grants_count", LATE, 200, None),
+    ("grants_of_other_attempts_count", LATE, 200, None),
+    ("tokens_are_used_again", LATER, 300, None),
+    ("gives_back_where_granted_only", ROUGH, 30, check_undone),
+    ("gives_nothing_back", ROUGH, 30, check_undone),
+    ("counter_without_clock", LOST_COUNTERS, 50, None),
+    ("late_granters_vote_on_a_lower_token", ROUGH, 30, None),
+    ("no_quarantine", RESTARTS, 100, None),
+    ("half_quarantine", RESTARTS, 100, None),
+    ("data_are_not_marked", RESTARTS, 100, None),
+    ("marks_outlive_failovers", RETURNS, 100, None),
+    ("others_may_have_no_longer_leases", BRIEF, 100, None),
+    ("keys_do_not_end", DEADLY, 20, check_nothing_left),
+    ("follows_the_wall_clock", ROUGH, 200, None),
+    ("counts_up_and_down", TWICE, 60, check_nothing_left),
+    ("votes_count_twice", TWICE, 60, check_nothing_left),
+]
+FOUND_WITHOUT_TIMING: list[tuple[str, Setting, int, Any]] = [
+    ("grants_what_is_proposed", CLOSE, 100, check_order),
+    ("proposals_lower_the_counter", CLOSE, 100, check_order),
+    ("grants_without_counting", CLOSE, 100, check_order),
+    ("copies_count_again", CLOSE, 100, check_order),
+    ("the_client_believes_its_proposal", CLOSE, 100, check_order),
+    ("any_token_will_do", CLOSE, 100, check_order),
+    ("proposals_know_no_bound", WILD, 20, check_bounds),
+    ("no_second_round", TIMELESS, 200, None),
+]
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(("mutant", "setting", "within", "check"), FOUND, ids=[row[0] for row in FOUND])
+def test_a_mutant_breaks_a_property(mutant, setting, within, check, mutate, settings):
     mutate(mutant)
-    assert_caught(settings, replace(ROUGH, nodes=4), 100)
+    assert first_broken(settings, setting, range(within), check) is not None, "no scenario noticed the change"
 
 
-# --- P2: valid no longer than promised --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mutant", ["no_drift", "counts_from_the_reply"])
-def test_p02_valid_from_before_the_first_byte(mutant, mutate, settings):
-    """The simulator checks it whenever a lock is acquired or renewed."""
-    setting = replace(ROUGH, renewed=1.0)
-    sweep(settings, setting, range(5))
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    ("mutant", "setting", "within", "check"), FOUND_WITHOUT_TIMING, ids=[row[0] for row in FOUND_WITHOUT_TIMING]
+)
+def test_a_mutant_makes_tokens_fall(mutant, setting, within, check, mutate, no_timing, settings):
     mutate(mutant)
-    assert_caught(settings, setting, 5)
+    assert first_broken(settings, setting, range(within), check) is not None, "no scenario noticed the change"
 
 
 # --- P3, P4: whose votes count ----------------------------------------------------------------------------------------
@@ -453,32 +387,6 @@ def test_p03_a_quorum_of_different_nodes(mutate):
     assert not is_won_by([0, 3, 3, 0, 3])
     mutate("votes_count_twice")
     assert is_won_by([0, 3, 3, 0, 3])
-
-
-@pytest.mark.parametrize("mutant", ["late_grants_count", "grants_of_other_attempts_count"])
-def test_p04_grants_in_time_for_this_attempt(mutant, mutate, settings):
-    setting = replace(ROUGH, slow=0.4, slow_delay=0.15, longest_hold=0.05)
-    sweep(settings, setting, range(30))
-    mutate(mutant)
-    assert_caught(settings, setting, 200)
-
-
-def test_p04_mutant_that_uses_a_name_again(mutate, settings):
-    """A late release of the first attempt frees what the second one was granted."""
-    setting = replace(ROUGH, slow=0.3, slow_delay=0.4, longest_hold=0.3, pauses=0, crashes=0)
-    sweep(settings, setting, range(30))
-    mutate("tokens_are_used_again")
-    assert_caught(settings, setting, 300)
-
-
-# --- P5: undone everywhere --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mutant", ["gives_back_where_granted_only", "gives_nothing_back"])
-def test_p05_undone_on_all_nodes(mutant, mutate, settings):
-    sweep(settings, ROUGH, range(30), check_undone)
-    mutate(mutant)
-    assert_caught(settings, ROUGH, 30, check_undone)
 
 
 # --- P6, P7: a vote ends ----------------------------------------------------------------------------------------------
@@ -585,75 +493,6 @@ def test_p08_a_lost_lock_does_not_come_back(mutate, settings):
 
 # --- P9: tokens rise, whatever clocks do ------------------------------------------------------------------------------
 
-TIMELESS = replace(ROUGH, rate_error=0.3, durable=True, crashes=3.0, pauses=3.0, longest_hold=0.3, lasts=2.0)
-
-
-@pytest.fixture
-def no_timing(monkeypatch):
-    """Clocks are ignored: locks are valid for ever, and two may hold one."""
-    ask = VotingRound.ask
-
-    async def changed(self, call, voters=None, until=None):
-        return await ask(self, call, voters, self.now() + 3)
-
-    monkeypatch.setattr(VotingRound, "ask", changed)
-    monkeypatch.setattr(Client, "check_grants", lambda self, hold: None)
-    monkeypatch.setattr(redlock, "MIN_VALIDITY", -math.inf)
-    monkeypatch.setattr(Majority, "drift", lambda self, lock, lease: -lease)
-    monkeypatch.setattr(simulator.World, "note_inside", lambda self, client, hold: None)
-    monkeypatch.setattr(Client, "check_hold", lambda self, hold: None)
-
-
-AGREED = replace(TIMELESS, rate_error=0, skew=0.01)
-"""The nodes' clocks are as good as usual, so they mostly agree on a proposal."""
-WILD = replace(AGREED, wild=0.7)
-MIXED = replace(AGREED, clients=4, old=1, singles=2.0, wild=0.3)
-SWIFT = replace(MIXED, longest_hold=0.02, longest_rest=0.02, copies=0.2)
-"""Owners that follow each other within the time by which a proposal may be ahead of the clocks."""
-
-
-def test_p09_tokens_rise_without_clocks(no_timing, settings):
-    assert sweep(settings, TIMELESS, seeds(100), check_order) > 33
-
-
-@pytest.mark.parametrize("setting", [AGREED, WILD, MIXED, SWIFT], ids=["agreed", "wild", "mixed", "swift"])
-def test_p09_tokens_rise_where_they_are_proposed(setting, no_timing, settings):
-    """Whatever is proposed: by clients whose clocks are wrong, beside those that propose nothing, and single nodes'."""
-    agreed = []
-
-    def check(world):
-        check_order(world)
-        check_bounds(world)
-        agreed.append(world.agreed)
-
-    acquired = sweep(settings, setting, seeds(100), check)
-    assert acquired / 10 < sum(agreed) < acquired
-
-
-def check_bounds(world):
-    """No proposal drives a counter away from the clocks: a draw adds one."""
-    for node in world.nodes:
-        clock = max(each.clock() for each in world.nodes) * 1e6
-        if node.model.counter > clock + AHEAD + len(node.granted):
-            raise BrokenError(f"node {node.number} counts on from {node.model.counter}, at {clock}")
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        "grants_what_is_proposed",
-        "proposals_lower_the_counter",
-        "grants_without_counting",
-        "copies_count_again",
-        "the_client_believes_its_proposal",
-        "any_token_will_do",
-    ],
-)
-def test_p09_mutants_of_proposals(mutant, mutate, no_timing, settings):
-    mutate(mutant)
-    # Clocks that differ by almost as much as a proposal may be ahead of them.
-    assert_caught(settings, replace(SWIFT, skew=0.09), 100, check_order)
-
 
 @pytest.mark.parametrize("mutant", [None, "two_agree", "the_client_believes_its_proposal", "grants_what_is_proposed"])
 def test_p09_one_node_that_counts_on_from_an_earlier_owner_is_enough(mutant, mutate, settings):
@@ -703,16 +542,6 @@ def propose(client, ahead):
     return clock
 
 
-def test_p09_mutant_without_a_bound(mutate, no_timing, settings):
-    mutate("proposals_know_no_bound")
-    assert_caught(settings, WILD, 20, check_bounds)
-
-
-def test_p09_mutant_without_a_second_round(mutate, no_timing, settings):
-    mutate("no_second_round")
-    assert_caught(settings, TIMELESS, 200)
-
-
 @pytest.mark.parametrize("mutant", [None, "bumps_whoever_owns"])
 def test_p09_who_lost_a_node_before_the_second_round_gets_no_token(mutant, mutate, no_timing, settings):
     """One sleeps between the rounds until its lease has ended; meanwhile another gets the lock, and a lower token."""
@@ -732,22 +561,6 @@ def test_p09_who_lost_a_node_before_the_second_round_gets_no_token(mutant, mutat
             check_order(world)
 
 
-LOST_COUNTERS = replace(ROUGH, crashes=0, blackouts=0.2, pauses=0, lasts=8.0, longest_hold=0.5)
-
-
-def test_p09_tokens_rise_where_counters_are_lost(settings):
-    assert sweep(settings, LOST_COUNTERS, seeds(50)) > 16
-
-
-def test_p09_tokens_rise_where_counters_are_lost_and_proposals_are_wild(settings):
-    assert sweep(settings, replace(LOST_COUNTERS, skew=0.01, wild=0.5), seeds(50)) > 16
-
-
-def test_p09_mutant_that_only_counts(mutate, settings):
-    mutate("counter_without_clock")
-    assert_caught(settings, LOST_COUNTERS, 50)
-
-
 @pytest.mark.parametrize("mutant", [None, "proposals_outrank_the_clock"])
 def test_p09_where_counters_are_lost_the_clock_outranks_a_proposal(mutant, mutate, settings):
     """All nodes forget, and the next client's clock is a second behind."""
@@ -764,12 +577,6 @@ def test_p09_where_counters_are_lost_the_clock_outranks_a_proposal(mutant, mutat
         with pytest.raises(BrokenError) if mutant else nullcontext():
             world.run(1.0)
             assert world.acquired == 2
-
-
-def test_p09_mutant_in_which_late_granters_vote(mutate, settings):
-    """Their own tokens may be higher."""
-    mutate("late_granters_vote_on_a_lower_token")
-    assert_caught(settings, ROUGH, 30)
 
 
 @pytest.mark.parametrize("mutant", [None, "only_the_first_granters_are_asked"])
@@ -791,59 +598,6 @@ def test_p09_another_granter_stands_in_for_one_that_fails(mutant, mutate, settin
             world.run(1.0)
             acquired += world.acquired
     assert (acquired == 20) == (mutant is None)
-
-
-# --- P10: quarantine --------------------------------------------------------------------------------------------------
-
-RESTARTS = replace(
-    ROUGH, nodes=3, lease=4.0, lasts=8.0, crashes=0.2, blackouts=0.3, outage=0.1, pauses=0, longest_hold=8.0, renewed=0
-)
-
-
-def test_p10_restarted_nodes_have_no_votes(settings):
-    assert sweep(settings, RESTARTS, seeds(50)) > 16
-
-
-@pytest.mark.parametrize("mutant", ["no_quarantine", "half_quarantine", "data_are_not_marked"])
-def test_p10_mutants(mutant, mutate, settings):
-    mutate(mutant)
-    assert_caught(settings, RESTARTS, 100)
-
-
-RETURNS = replace(RESTARTS, crashes=0, blackouts=0, returns=1.0)
-
-
-def test_p10_nodes_that_failed_over_and_back_have_no_votes(mutate, settings):
-    assert sweep(settings, RETURNS, seeds(50)) > 16
-    mutate("marks_outlive_failovers")
-    assert_caught(settings, RETURNS, 100)
-
-
-BRIEF = replace(RETURNS, brief=2, returns=0.5, longest_hold=4.0)
-
-
-def test_p10_nodes_wait_for_the_longest_lease_of_all_users(mutate, settings):
-    assert sweep(settings, BRIEF, seeds(50)) > 16
-    mutate("others_may_have_no_longer_leases")
-    assert_caught(settings, BRIEF, 100)
-
-
-# --- P11: a dead client's keys end ------------------------------------------------------------------------------------
-
-
-def check_nothing_left(world):
-    for node in world.nodes:
-        node.model.run(scripts.LOCK_STATE, ("x",))
-        if node.model.holds:
-            raise BrokenError(f"node {node.number} still has {node.model.holds}")
-
-
-def test_p11_keys_of_dead_clients_end(mutate, settings):
-    """At the end all clients have been gone for longer than the lease."""
-    setting = replace(ROUGH, kills=0.3)
-    sweep(settings, setting, range(40), check_nothing_left)
-    mutate("keys_do_not_end")
-    assert_caught(settings, setting, 20, check_nothing_left)
 
 
 # --- P12: progress ----------------------------------------------------------------------------------------------------
@@ -896,24 +650,6 @@ def test_p13_the_clients_wall_clock_is_not_asked(monkeypatch, settings):
     sweep(settings, ROUGH, range(3))
 
 
-def test_p13_mutant(mutate, settings):
-    mutate("follows_the_wall_clock")
-    assert_caught(settings, ROUGH, 200)
-
-
-# --- P14: copies and disorder -----------------------------------------------------------------------------------------
-
-
-def test_p14_copies_and_disorder_do_no_harm(settings):
-    assert sweep(settings, DISORDER, seeds(60), check_nothing_left) > 20
-
-
-@pytest.mark.parametrize("mutant", ["counts_up_and_down", "votes_count_twice"])
-def test_p14_mutants(mutant, mutate, settings):
-    mutate(mutant)
-    assert_caught(settings, replace(DISORDER, fencing=False), 60, check_nothing_left)
-
-
 # --- P15: late grants -------------------------------------------------------------------------------------------------
 
 
@@ -943,7 +679,7 @@ def test_p15_what_outlasts_a_tombstone_takes_nothing(lease, mutant, mutate, sett
     receive = SimNode.receive
 
     def changed(self, call, *args):
-        delay = 1.5 if isinstance(call, Acquire) and self.number else 0.0
+        delay = 2 * redlock.REFUSED if isinstance(call, Acquire) and self.number else 0.0
         self.world.at(self.world.now + delay, lambda: receive(self, call, *args))
 
     monkeypatch.setattr(SimNode, "receive", changed)
@@ -951,7 +687,7 @@ def test_p15_what_outlasts_a_tombstone_takes_nothing(lease, mutant, mutate, sett
     with simulated(settings, setting, 0) as world:
         [client] = world.clients
         client.start(client.visit(0.0))
-        world.run(2.0)
+        world.run(2 * redlock.REFUSED + 0.5)
         assert not world.acquired
         assert any(node.model.holds for node in world.nodes) == (mutant is not None)
 
@@ -999,14 +735,6 @@ def test_p16_the_drift_is_exact(rate_error, settings, monkeypatch):
 
 
 # --- P17: a minority may do what it likes -----------------------------------------------------------------------------
-
-
-def test_p17_a_minority_that_is_frozen_or_late_does_no_harm(settings):
-    """Their clocks are set back, so that they keep keys for too long; they stop for seconds; they forget nothing."""
-    setting = replace(
-        ROUGH, crashes=0, pauses=2.0, longest_pause=3.0, steps=3.0, stepping=2, longest_step=3.0, back=True
-    )
-    assert sweep(settings, setting, seeds(60)) > 20
 
 
 def misbehave(settings, seed, number):

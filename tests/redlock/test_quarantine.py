@@ -168,11 +168,7 @@ async def test_renewals_do_not_count_nodes_that_may_have_voted_for_another(bindi
     """They were emptied, and another owner may have had their votes until then."""
     async with binding.inside(lock):
         hold = hold_of(lock)
-        for server in three[:2]:
-            empty(server)
-            with server.client() as client:
-                client.hset("rlock:x", hold.owner_id, 1)
-                client.pexpire("rlock:x", 60_000)
+        forget_and_plant(three, hold.owner_id)
         hold.runs_for *= 2  # it is due now
         look_at(hold)
         await binding.until(lambda: hold.suspect)
