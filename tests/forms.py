@@ -1,8 +1,9 @@
 """The suite's short form, which the gate runs, and its long form, of ``make test-all``."""
 
+import operator
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -31,16 +32,28 @@ def _is_every_other(item: pytest.Item) -> bool:
     """
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return True
-    indices = item.callspec.indices
-    is_crossed = "binding" in indices and len(indices) > 1
+    names = item.callspec.indices.keys()
+    is_crossed = "binding" in names and len(names) > 1
     if not is_crossed and not item.get_closest_marker("lengthy"):
         return True
     colour = zlib.crc32(item.originalname.encode())
-    return (sum(indices[name] for name in indices.keys() - _joined(item)) + colour) % 2 == 0
+    return (sum(_places(item)) + colour) % 2 == 0
 
 
-def _joined(item: pytest.Item) -> set[str]:
-    """The parameters that have the index of another one, because one ``parametrize`` names both."""
-    named: Iterator[Any] = (mark.args[0] for mark in item.iter_markers("parametrize"))
-    lists = ([each.strip() for each in names.split(",")] if isinstance(names, str) else names for names in named)
-    return {name for names in lists for name in names[1:]}
+def _places(item: pytest.Function) -> Iterator[int]:
+    """Where the values stand in their lists: one place for each fixture and for each ``parametrize``."""
+    rest = dict(item.callspec.indices)  # of what a ``parametrize`` gives directly, it numbers the combinations
+    for mark in item.iter_markers("parametrize"):
+        names, rows = mark.args[:2]
+        names = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
+        chosen = [item.callspec.params[name] for name in names]
+        yield next(place for place, row in enumerate(rows) if all(map(operator.is_, _values(row, names), chosen)))
+        for name in names:
+            del rest[name]
+    yield from rest.values()
+
+
+def _values(row: Any, names: Sequence[str]) -> Sequence[Any]:
+    if isinstance(row, type(pytest.param())):
+        return row.values
+    return row if len(names) > 1 else [row]
