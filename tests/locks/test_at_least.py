@@ -13,7 +13,6 @@ from django_rlock import (
     LockTimeoutError,
     MultiLock,
     RLock,
-    SpinLock,
     rlock,
 )
 from django_rlock.locks.holds import HOLDS
@@ -27,11 +26,6 @@ def left_of(lock: BaseLock) -> float:
     left = lock.remaining_lease()
     assert left is not None
     return left
-
-
-@pytest.fixture(params=[FairLock, RLock, SpinLock, FencedLock], ids=lambda each: each.kind)
-def kind(request):
-    return request.param
 
 
 async def test_released_lock_stays_taken_also_for_its_owner(binding, kind):
@@ -53,14 +47,6 @@ async def test_lock_held_for_longer_than_at_least_is_free_at_once(binding, kind)
     async with binding.inside(lock):
         await binding.sleep(0.02)
     assert await binding.call(lock, "locked") is False
-
-
-async def test_it_is_free_when_the_time_is_over(binding, kind):
-    lock = kind("stock:42", at_least=0.2)
-    async with binding.inside(lock):
-        pass
-    async with binding.inside(lock):
-        pass
 
 
 async def test_waiter_is_told_of_an_earlier_end_than_that_of_the_lease(binding, kind, settings):

@@ -5,7 +5,18 @@ import time
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, LockLostError, LockNotOwnedError, LockTimeoutError, RLock, rlock
+from django_rlock import (
+    FairLock,
+    FencedLock,
+    LockLostError,
+    LockNotOwnedError,
+    LockTimeoutError,
+    ReadLock,
+    RLock,
+    SpinLock,
+    WriteLock,
+    rlock,
+)
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import token_key
 from django_rlock.locks.holds import HOLDS, WAITS
@@ -17,10 +28,9 @@ KEY = "rlock:stock:42"
 QUEUE = f"rlock_queue:{{{KEY}}}"
 JOBS = {"rlock-worker-default", "rlock-listener", "rlock-reporter", "rlock-callbacks"}
 """The threads that a process has in the background."""
-
-
-async def attempt(binding, lock, **times) -> bool:
-    return await binding.acquire(lock, **times)
+each_kind = pytest.mark.parametrize(
+    "kind", [FairLock, RLock, SpinLock, FencedLock, ReadLock, WriteLock], ids=lambda each: each.kind
+)
 
 
 async def test_taken_and_given_back(binding, kind, redis_client):
@@ -70,11 +80,13 @@ async def test_a_lost_lock_is_not_held(binding, kind):
         await binding.release(lock)
 
 
+@each_kind
 async def test_re_entry_counts(binding, kind, redis_client):
     lock = kind("stock:42")
     for count in (1, 2, 3):
         assert await binding.acquire(kind("stock:42"), blocking=False)
         assert await binding.call(lock, "hold_count") == count
+    assert await binding.call(lock, "remaining_lease") <= 30, "leases do not add up"
     for count in (2, 1, 0):
         await binding.release(lock)
         assert await binding.call(lock, "hold_count") == count
@@ -83,6 +95,7 @@ async def test_re_entry_counts(binding, kind, redis_client):
     assert {*redis_client.keys()} <= {token_key(KEY)}  # which outlives its lock
 
 
+@each_kind
 async def test_inner_hold_does_not_shorten_the_lease(binding, kind):
     lock = kind("stock:42")
     await binding.acquire(lock, lease_time=50)
@@ -144,26 +157,29 @@ async def test_nobody_inside_with_another(binding, kind):
         await binding.result(each)
 
 
-async def test_questions(binding, kind, redis_client):
-    lock = kind("stock:42", lease_time=20)
-    asked = [await binding.call(lock, name) for name in ("locked", "owned", "hold_count", "remaining_lease")]
-    assert asked == [False, False, 0, 0.0]
+@each_kind
+async def test_questions(binding, kind):
+    lock, other = kind("stock:42", lease_time=20), kind("stock:42", owner="another")
+    questions = "locked", "owned", "hold_count", "remaining_lease"
+    assert [await binding.call(lock, name) for name in questions] == [False, False, 0, 0.0]
     async with binding.inside(lock):
-        assert await binding.call(lock, "locked")
-        assert await binding.call(lock, "owned")
+        assert [await binding.call(lock, name) for name in questions[:3]] == [True, True, 1]
         assert 10 < await binding.call(lock, "remaining_lease") <= 20
         lock.check()
         assert not lock.lost
-    redis_client.hset(KEY, "another", 1)
-    assert await binding.call(lock, "locked")
-    assert not await binding.call(lock, "owned")
-    assert await binding.call(lock, "remaining_lease") is None
-    with pytest.raises(LockNotOwnedError):
-        lock.check()
-    with pytest.raises(LockNotOwnedError):
+        assert [await binding.call(other, name) for name in questions[:3]] == [True, False, 0]
+        with pytest.raises(LockNotOwnedError):
+            other.check()
+        for method, *args in (["extend", 5], ["release"]):
+            with pytest.raises(LockNotOwnedError):
+                await binding.call(other, method, *args)
         await binding.call(lock, "extend", 5)
-    with pytest.raises(LockNotOwnedError):
-        await binding.release(lock)
+        assert 0 < await binding.call(lock, "remaining_lease") <= 5
+
+
+async def test_a_lock_without_end_has_no_remaining_lease(binding, kind, redis_client):
+    redis_client.hset(KEY, "another", 1)
+    assert await binding.call(kind("stock:42"), "remaining_lease") is None
 
 
 async def test_force_release_lets_the_next_one_in(binding, kind, redis_client):
@@ -193,21 +209,11 @@ async def test_explicit_owner(binding, kind, redis_client):
     assert redis_client.hgetall(KEY) == {"order-7": "1"}
     assert await binding.call(lock, "owned")
     assert not await binding.call(kind("stock:42", owner="order-8"), "owned")
-    assert await attempt(binding, kind("stock:42"), blocking=False) is False
-    assert await binding.result(binding.start(attempt, binding, kind("stock:42", owner="order-7"))) is True
+    assert await binding.acquire(kind("stock:42"), blocking=False) is False
+    assert await binding.result(binding.start(binding.acquire, kind("stock:42", owner="order-7"))) is True
     for _ in range(2):
         await binding.release(lock)
     assert not redis_client.exists(KEY)
-
-
-async def test_waiting_under_an_explicit_owner(binding, kind, redis_client):
-    lock = kind("stock:42")
-    await binding.acquire(lock)
-    waiting = binding.start(visit_alone, binding, kind("stock:42", owner="order-7"), [])
-    await binding.until(WAITS.snapshot)
-    await binding.release(lock)
-    await binding.result(waiting)
-    assert not redis_client.exists(KEY, QUEUE)
 
 
 async def test_signals(binding, kind, redis_client):
@@ -333,14 +339,6 @@ def test_many_waiters_cost_little(kind, redis_client, waiters):
     stats = redis_client.info("commandstats")
     assert sum(stats[name]["calls"] for name in stats if "evalsha" in name) < waiters * (3 if kind is FairLock else 6)
     assert not redis_client.exists(KEY, QUEUE)
-
-
-def test_plain_and_fair_are_one_lock(redis_client):
-    with FairLock("stock:42"):
-        assert RLock("stock:42").acquire()
-        assert redis_client.hvals(KEY) == ["2"]
-        RLock("stock:42").release()
-    assert not redis_client.exists(KEY)
 
 
 @pytest.mark.parametrize("names", [["stock:42"], ["stock:42", "stock:43"]])

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, LockLostError, MultiLock
+from django_rlock import FairLock, MultiLock
 from django_rlock._core.clock import has_jumped, monotonic
-from django_rlock._redis.keys import queue_key, wake_channel
-from django_rlock._transport.identity import client_id
+from django_rlock._redis.keys import queue_key
 from django_rlock.locks import attempt
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.background import look_at
 
@@ -118,43 +117,6 @@ async def test_it_may_be_extended(binding, redis_client, lease):
     await visit(binding, redis_client, lock, inside)
 
 
-async def test_its_loss_is_told(binding, redis_client):
-    async def inside() -> None:
-        assert the_hold().is_unconfirmed
-        redis_client.delete(KEY)
-        with pytest.raises(LockLostError):
-            await binding.release(lock)
-
-    lock = FairLock("stock:42")
-    await visit(binding, redis_client, lock, inside)
-
-
-async def test_its_end_is_told(binding, redis_client):
-    async def inside() -> None:
-        hold = the_hold()
-        hold.renewed = False
-        hold.granted_until(monotonic() - 0.001)
-        assert lock.lost
-        with pytest.raises(LockLostError, match=r"its lease of .* s ended"):
-            lock.check()
-        with pytest.raises(LockLostError):
-            await binding.release(lock)
-        redis_client.delete(KEY)
-
-    lock = FairLock("stock:42")
-    await visit(binding, redis_client, lock, inside)
-
-
-async def test_it_may_be_freed_by_force(binding, redis_client):
-    async def inside() -> None:
-        assert the_hold().is_unconfirmed
-        assert await binding.call(lock, "force_release")
-        assert HOLDS.snapshot() == []
-
-    lock = FairLock("stock:42")
-    await visit(binding, redis_client, lock, inside)
-
-
 async def test_a_member_of_a_multilock_may_be_one(binding, redis_client):
     async def inside() -> None:
         assert [hold.is_unconfirmed for hold in HOLDS.snapshot() if hold.lock.name == "stock:42"] == [True]
@@ -162,18 +124,6 @@ async def test_a_member_of_a_multilock_may_be_one(binding, redis_client):
 
     await visit(binding, redis_client, MultiLock(FairLock("stock:42"), FairLock("stock:43")), inside)
     assert not redis_client.exists("rlock:stock:43")
-
-
-async def test_shown_as_any_other(binding, redis_client):
-    async def inside() -> None:
-        info = await binding.call(lock, "info")
-        assert info is not None
-        assert [holder.owner for holder in info.holders] == [the_hold().owner_id]
-        assert await binding.call(lock, "owned")
-        assert await binding.call(lock, "hold_count") == 1
-
-    lock = FairLock("stock:42")
-    await visit(binding, redis_client, lock, inside)
 
 
 # --- when it asks ----------------------------------------------------------------------------------------------------
@@ -195,16 +145,6 @@ async def test_it_asks_where_it_is_told_too_little(binding, redis_client, settin
     assert not await visit(binding, redis_client, FairLock("stock:42", **arguments), is_unconfirmed)
 
 
-async def test_it_asks_when_too_much_of_the_claim_may_have_passed(binding, redis_client, settings):
-    """No one knows when between its command and the message it was granted."""
-    settings.RLOCK = {"default": {"CLAIM_TIME": 2.1, "WAITER_ALIVE_TIME": 6.0}}
-
-    async def wait() -> None:
-        await binding.sleep(1.2)
-
-    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, wait)
-
-
 async def test_it_asks_when_the_machine_may_have_been_paused(binding, redis_client, monkeypatch):
     """The clock of the deadlines may have stood still meanwhile, which a jump of the wall clock reveals."""
     jumped: list[bool] = []
@@ -214,42 +154,3 @@ async def test_it_asks_when_the_machine_may_have_been_paused(binding, redis_clie
 
     monkeypatch.setattr(attempt, "has_jumped", lambda clocks: bool(jumped) or has_jumped(clocks))
     assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, pause)
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """What each try of an engine came to, once it is over."""
-    answers: list[bool] = []
-    once = attempt.Attempt.once
-
-    async def noted(self, waiting=False) -> bool:
-        answers.append(await once(self, waiting))
-        return answers[-1]
-
-    monkeypatch.setattr(attempt.Attempt, "once", noted)
-    return answers
-
-
-async def test_messages_with_another_ticket_are_not_believed(binding, redis_client, asked):
-    """Left over from an earlier engine of the same owner, or repeated."""
-
-    async def wake() -> None:
-        await binding.until(WAITS.snapshot)
-        before = len(asked)
-        (member,) = redis_client.zrange(queue_key(KEY), 0, -1)
-        redis_client.publish(wake_channel(client_id()), f"1 {member} {KEY}")
-        await binding.until(lambda: len(asked) > before)
-        assert len(HOLDS.snapshot()) == 1
-
-    # It has asked more than once since then, so another server may have replied: the grant is not believed either.
-    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, wake)
-
-
-async def test_messages_from_before_a_reconnect_are_not_believed(binding, redis_client, asked):
-    async def reconnect() -> None:
-        await binding.until(WAITS.snapshot)
-        before = len(asked)
-        redis_client.client_kill_filter(_type="pubsub")
-        await binding.until(lambda: len(asked) > before)
-
-    assert not await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed, reconnect)

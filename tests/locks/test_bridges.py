@@ -27,7 +27,7 @@ from django_rlock._transport import bridges
 from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.locks.test_pools import WAYS, by_executor
+from tests.locks.test_pools import WAYS, by_another_thread, by_executor
 
 LOCKS = {
     "fair": lambda **times: FairLock("stock:42", **times),
@@ -66,9 +66,75 @@ def refused():
     return pytest.raises(RuntimeError, match=WAITS_FOR_ITSELF)
 
 
-def test_async_to_sync_inside_of_a_block(lock):
+def by_async_to_sync(lock):
+    return async_to_sync(aenter)(lock)
+
+
+def by_asyncio_run(lock):
+    return asyncio.run(aenter(lock))
+
+
+def by_one_in_the_other(lock):
+    async def inner() -> None:
+        await sync_to_async(enter, thread_sensitive=False)(lock)
+
+    async_to_sync(inner)()
+
+
+def by_run_in_executor(lock):
+    async_to_sync(by_executor)(partial(enter, lock))
+
+
+def by_gathered_tasks(lock):
+    async def inner() -> None:
+        await asyncio.gather(aenter(lock), asyncio.sleep(0))
+
+    async_to_sync(inner)()
+
+
+def by_submit(lock):
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(enter, lock).result()
+
+
+def by_map(lock):
+    with ThreadPoolExecutor(1) as executor:
+        list(executor.map(enter, [lock]))
+
+
+def by_a_loop_of_another_thread(lock):
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(aenter(lock), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+BLOCKING = [
+    by_async_to_sync, by_asyncio_run, by_one_in_the_other, by_run_in_executor, by_gathered_tasks, by_submit, by_map,
+    by_a_loop_of_another_thread,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", BLOCKING)
+def test_code_that_a_thread_waits_for_inside_of_its_block(lock, way):
     with lock, refused():
-        async_to_sync(aenter)(lock)
+        way(lock)
+
+
+async def by_both(call):
+    await sync_to_async(lambda: async_to_sync(by_another_thread)(call), thread_sensitive=False)()
+
+
+@pytest.mark.parametrize("way", [*WAYS, by_both])
+async def test_code_that_a_task_waits_for_inside_of_its_block(lock, way):
+    async with lock:
+        with refused():
+            await way(partial(enter, lock))
 
 
 def test_a_lease_that_is_not_renewed_is_waited_for():
@@ -78,46 +144,6 @@ def test_a_lease_that_is_not_renewed_is_waited_for():
     assert async_to_sync(aenter)(RLock("stock:42")) == "inside"
     with pytest.raises(LockLostError):
         lock.release()
-
-
-def test_asyncio_run_inside_of_a_block(lock):
-    with lock, refused():
-        asyncio.run(aenter(lock))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_sync_to_async_inside_of_a_block(lock, way):
-    async def main() -> None:
-        async with lock:
-            with refused():
-                await way(partial(enter, lock))
-
-    asyncio.run(main())
-
-
-def test_one_inside_of_the_other(lock):
-    def inner() -> None:
-        async_to_sync(aenter)(lock)
-
-    async def main() -> None:
-        async with lock:
-            with refused():
-                await sync_to_async(inner, thread_sensitive=False)()
-
-    asyncio.run(main())
-
-
-def test_the_other_way_round(lock):
-    async def inner() -> None:
-        await sync_to_async(enter, thread_sensitive=False)(lock)
-
-    with lock, refused():
-        async_to_sync(inner)()
-
-
-def test_run_in_executor_inside_of_async_to_sync(lock):
-    with lock, refused():
-        async_to_sync(by_executor)(partial(enter, lock))
 
 
 class Eager(ThreadPoolExecutor):
@@ -149,14 +175,6 @@ def test_by_a_task_that_has_not_suspended_yet(lock, monkeypatch):
             async_to_sync(inner)()
 
 
-def test_in_tasks_that_are_gathered(lock):
-    async def inner() -> None:
-        await asyncio.gather(aenter(lock), asyncio.sleep(0))
-
-    with lock, refused():
-        async_to_sync(inner)()
-
-
 async def in_a_task(lock):
     await asyncio.create_task(aenter(lock))
 
@@ -171,15 +189,12 @@ async def in_a_group(lock):
 
 
 @pytest.mark.parametrize("way", [in_a_task, in_a_shielded_task, in_a_group])
-def test_tasks_that_the_holder_awaits(lock, way):
-    async def main() -> None:
-        async with lock:
-            with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
-                await way(lock)
-            error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
-            assert re.match(WAITS_FOR_ITSELF, str(error))
-
-    asyncio.run(main())
+async def test_tasks_that_the_holder_awaits(lock, way):
+    async with lock:
+        with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+            await way(lock)
+        error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
+        assert re.match(WAITS_FOR_ITSELF, str(error))
 
 
 async def fail_soon() -> None:
@@ -187,36 +202,26 @@ async def fail_soon() -> None:
     raise LookupError
 
 
-def test_a_task_beside_one_whose_error_ends_the_wait(lock):
+async def test_a_task_beside_one_whose_error_ends_the_wait(lock):
     """gather() does not wait for it then."""
-
-    async def main() -> None:
-        async with lock:
-            waiting = asyncio.create_task(aenter(lock))
-            with pytest.raises(LookupError):
-                await asyncio.gather(waiting, fail_soon())
-        assert await waiting == "inside"
-
-    asyncio.run(main())
+    async with lock:
+        waiting = asyncio.create_task(aenter(lock))
+        with pytest.raises(LookupError):
+            await asyncio.gather(waiting, fail_soon())
+    assert await waiting == "inside"
 
 
-def test_a_task_that_the_holder_does_not_await(lock):
-    async def main() -> None:
-        async with lock:
-            waiting = asyncio.create_task(aenter(lock))
-            await asyncio.to_thread(eventually, WAITS.snapshot)
-        assert await waiting == "inside"
-
-    asyncio.run(main())
+async def test_a_task_that_the_holder_does_not_await(lock):
+    async with lock:
+        waiting = asyncio.create_task(aenter(lock))
+        await asyncio.to_thread(eventually, WAITS.snapshot)
+    assert await waiting == "inside"
 
 
-def test_a_task_that_waits_for_a_while_says_where_its_holder_is(redis_client):
-    async def main() -> None:
-        async with FairLock("stock:42"):
-            with pytest.raises(LockTimeoutError, match=f"in this process: task 'Task-.*', now at {__file__}:"):
-                await asyncio.create_task(aenter(FairLock("stock:42", wait_time=0.01)))
-
-    asyncio.run(main())
+async def test_a_task_that_waits_for_a_while_says_where_its_holder_is(redis_client):
+    async with FairLock("stock:42"):
+        with pytest.raises(LockTimeoutError, match=f"in this process: task 'Task-.*', now at {__file__}:"):
+            await asyncio.create_task(aenter(FairLock("stock:42", wait_time=0.01)))
 
 
 LIMIT = 0.1
@@ -312,14 +317,11 @@ async def in_a_timeout_without_a_limit(awaited):
 
 
 @pytest.mark.parametrize("unlimited", [in_a_timeout_that_is_over, in_a_timeout_without_a_limit])
-def test_a_holder_that_waits_without_a_limit_is_not_waited_for(lock, unlimited):
-    async def main() -> None:
-        async with lock:
-            with pytest.raises((RuntimeError, TimeoutError)) as caught:
-                await unlimited(asyncio.create_task(aenter(lock)))
-            assert re.match(WAITS_FOR_ITSELF, str(caught.value.__cause__ or caught.value.__context__ or caught.value))
-
-    asyncio.run(main())
+async def test_a_holder_that_waits_without_a_limit_is_not_waited_for(lock, unlimited):
+    async with lock:
+        with pytest.raises((RuntimeError, TimeoutError)) as caught:
+            await unlimited(asyncio.create_task(aenter(lock)))
+        assert re.match(WAITS_FOR_ITSELF, str(caught.value.__cause__ or caught.value.__context__ or caught.value))
 
 
 def test_the_same_thread_enters_again(lock):
@@ -337,11 +339,7 @@ def test_a_name_enters_again(redis_client):
         assert async_to_sync(aenter)(FairLock("stock:42", owner="order 7")) == "inside"
 
 
-def run(lock) -> str:
-    return asyncio.run(aenter(lock))
-
-
-@pytest.mark.parametrize("wait", [enter, async_to_sync(aenter), run], ids=["sync", "async_to_sync", "async"])
+@pytest.mark.parametrize("wait", [enter, by_async_to_sync, by_asyncio_run])
 def test_others_wait_as_ever(lock, wait):
     outcome: list[str] = []
     with lock:
@@ -370,53 +368,10 @@ def test_an_error_after_a_wait_says_where_the_holder_is(redis_client):
     assert f"in this process: thread 'MainThread', now at {__file__}:" in errors[0]
 
 
-def submit(lock, *results):
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(enter, lock).result(*results)
-
-
-def mapped(lock):
-    with ThreadPoolExecutor(1) as executor:
-        return list(executor.map(enter, [lock]))
-
-
-@contextmanager
-def loop_of_another_thread():
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-def threadsafe(lock):
-    with loop_of_another_thread() as loop:
-        return asyncio.run_coroutine_threadsafe(aenter(lock), loop).result()
-
-
-@pytest.mark.parametrize("way", [submit, mapped, threadsafe])
-def test_a_job_for_whose_result_the_holder_waits(lock, way):
-    with lock, refused():
-        way(lock)
-
-
 def test_a_job_for_whose_result_the_holder_waits_later(lock, monkeypatch):
     monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
     with ThreadPoolExecutor(1) as executor, lock:
         waiting = executor.submit(enter, lock)
-        eventually(WAITS.snapshot)
-        with refused():
-            waiting.result()
-
-
-def test_a_coroutine_for_whose_result_the_holder_waits_later(lock, monkeypatch):
-    monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
-    with loop_of_another_thread() as loop, lock:
-        waiting = asyncio.run_coroutine_threadsafe(aenter(lock), loop)
         eventually(WAITS.snapshot)
         with refused():
             waiting.result()
@@ -491,7 +446,7 @@ def test_tasks_that_wait_for_a_thread_share_a_look_at_the_tasks_of_their_loop(re
     assert len({*looks}) == 2
 
 
-def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_the_look(redis_client, monkeypatch):
+async def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_the_look(redis_client, monkeypatch):
     monkeypatch.setattr(attempt, "OWNER_LOOK_AFTER", 0.01)
     monkeypatch.setattr(bridges, "LOOK_SHARED_FOR", 0.02)
 
@@ -499,16 +454,13 @@ def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_the_loo
         with FairLock("stock:42"), refused():
             async_to_sync(in_a_task)(FairLock("stock:42"))
 
-    async def main() -> None:
-        with held_by_a_thread("stock:41"), pytest.raises(LockTimeoutError):
-            await aenter(FairLock("stock:41", wait_time=0.001))
-        loop = asyncio.get_running_loop()
-        look = bridges._looks.get(loop)
-        assert look is not None
-        bridges._looks.set(loop, look._replace(at=monotonic()))
-        await asyncio.to_thread(enter_in_a_task_of_the_loop)
-
-    asyncio.run(main())
+    with held_by_a_thread("stock:41"), pytest.raises(LockTimeoutError):
+        await aenter(FairLock("stock:41", wait_time=0.001))
+    loop = asyncio.get_running_loop()
+    look = bridges._looks.get(loop)
+    assert look is not None
+    bridges._looks.set(loop, look._replace(at=monotonic()))
+    await asyncio.to_thread(enter_in_a_task_of_the_loop)
 
 
 def test_a_look_at_the_tasks_of_a_loop_does_not_keep_the_loop(redis_client):

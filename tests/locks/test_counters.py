@@ -50,15 +50,9 @@ def case(request) -> Case:
     return request.param
 
 
-async def call(binding, counter, method: str, *args: Any, **options: Any) -> Any:
-    if method == "wait" and binding.name == "async":
-        return await counter.await_(*args, **options)
-    return await binding.call(counter, method, *args, **options)
-
-
 async def get(binding, counter, **options: Any) -> Any:
     """What its waiters wait for."""
-    return await call(binding, counter, "wait" if isinstance(counter, CountDownLatch) else "acquire", **options)
+    return await binding.call(counter, "wait" if isinstance(counter, CountDownLatch) else "acquire", **options)
 
 
 def put(redis_client, number: int | None) -> None:
@@ -117,43 +111,11 @@ async def test_key_of_a_lock_is_left_alone(binding, case, redis_client, monkeypa
     redis_client.hset(KEY, "another", 1)
     for method in case.methods:
         with pytest.raises(LockUnavailableError, match=r"another type of value.*Nothing was changed"):
-            await call(binding, case.kind("printers"), *method)
+            await binding.call(case.kind("printers"), *method)
     assert redis_client.hgetall(KEY) == {"another": "1"}
 
 
 # --- commands whose replies are lost ---------------------------------------------------------------------------------
-
-each_semaphore = pytest.mark.parametrize(
-    ("kind", "acquire", "leave"),
-    [
-        (Semaphore, scripts.SEMAPHORE_ACQUIRE, scripts.SEMAPHORE_LEAVE),
-        (PermitExpirableSemaphore, scripts.PERMIT_ACQUIRE, scripts.PERMIT_LEAVE),
-    ],
-    ids=["semaphore", "permits"],
-)
-
-
-@each_semaphore
-async def test_acquire_of_unknown_outcome_is_undone(binding, proxy, redis_client, kind, acquire, leave):
-    redis_client.set(KEY, 5)
-    swallowed = proxy.swallow_reply(acquire)
-    with pytest.raises(LockUnavailableError):
-        await binding.call(kind("printers"), "acquire", 2, blocking=False)
-    assert swallowed.served.is_set()
-    await binding.until(lambda: redis_client.get(KEY) == "5")
-    assert not redis_client.exists(PERMITS)
-
-
-@each_semaphore
-async def test_acquire_that_arrives_after_its_undoing_takes_nothing(binding, proxy, redis_client, kind, acquire, leave):
-    redis_client.set(KEY, 5)
-    stuck, undone = proxy.hold(acquire), proxy.hold_reply(leave)
-    with pytest.raises(LockUnavailableError):
-        await binding.call(kind("printers"), "acquire", 2, blocking=False)
-    await binding.until(undone.served.is_set)
-    undone.let_go.set()
-    await arrived(binding, redis_client, stuck)
-    assert (redis_client.get(KEY), redis_client.exists(PERMITS)) == ("5", 0)
 
 
 @pytest.mark.lengthy

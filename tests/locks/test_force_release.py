@@ -158,16 +158,6 @@ async def test_a_renewal_meanwhile_tells_of_no_loss(binding, kind, proxy, losses
     assert losses == []
 
 
-async def test_a_reply_that_was_lost_ends_it_as_well(binding, kind, proxy):
-    lock = kind("stock:42")
-    await binding.acquire(lock)
-    lost = proxy.lose_reply(scripts.LOCK_FORCE_RELEASE)
-    assert await binding.call(lock, "force_release")
-    assert lost.served.is_set()
-    assert await binding.acquire(lock)
-    await binding.release(lock)
-
-
 async def test_a_server_that_is_away_leaves_it_held_and_renewed(binding, kind, own_server):
     server = own_server()
     lock = kind("stock:42")

@@ -11,8 +11,9 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
@@ -71,6 +72,19 @@ def by_anyio() -> Iterator[Call]:
 
 
 @contextlib.contextmanager
+def by_thread_pool() -> Iterator[Call]:
+    """It tells nobody when a job has ended."""
+    with ThreadPool(1) as pool:
+        yield pool.apply
+
+
+@contextlib.contextmanager
+def by_executor() -> Iterator[Call]:
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda call: pool.submit(call).result()
+
+
+@contextlib.contextmanager
 def by_twisted() -> Iterator[Call]:
     pool = pytest.importorskip("twisted.python.threadpool").ThreadPool(1, 1)
     pool.start()
@@ -118,7 +132,8 @@ def by_wrapped_worker() -> Iterator[Call]:
 
 
 LIBRARIES = [
-    by_gevent, by_eventlet, by_trio, by_anyio, by_twisted, by_waitress, by_huey, by_worker, by_wrapped_worker,
+    by_gevent, by_eventlet, by_trio, by_anyio, by_thread_pool, by_executor, by_twisted,
+    by_waitress, by_huey, by_worker, by_wrapped_worker,
 ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """What a request or a task leaves held ends with it: its thread or greenlet goes on with the next one."""
 
-import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -125,12 +124,9 @@ def test_requests_of_one_greenlet_share_nothing(redis_client):
     assert not redis_client.exists("rlock:stock:42")
 
 
-def test_async_servers_leave_nothing(redis_client):
-    async def main() -> None:
-        await AsyncClient().get("/leave/plain/")
-        await AsyncClient().get("/leave/plain/")
-
-    asyncio.run(main())
+async def test_async_servers_leave_nothing(redis_client):
+    await AsyncClient().get("/leave/plain/")
+    await AsyncClient().get("/leave/plain/")
     assert counts == [1, 1]
     assert not redis_client.exists("rlock:stock:42")
 

@@ -1,7 +1,5 @@
 """Several locks as one, through both bindings."""
 
-import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -25,14 +23,14 @@ from django_rlock import (
     WriteLock,
     rlock,
 )
-from django_rlock._redis.keys import redisson_channel, token_key
-from django_rlock.locks import BaseLock, multi
+from django_rlock._redis.keys import token_key
+from django_rlock.locks import BaseLock
 from django_rlock.locks.groups import LockGroup
 from django_rlock.locks.holds import HOLDS, WAITS
-from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_timed_out
 from tests.apart import ApartLock
-from tests.bindings import TaskBinding, elsewhere
+from tests.bindings import elsewhere, held_elsewhere
+from tests.bindings import visit_alone as visit
 
 A, B, C = (f"rlock:account:{letter}" for letter in "abc")
 
@@ -45,32 +43,6 @@ def mixed(**times) -> MultiLock:
     """Some are taken by one script, and one by its own."""
     kinds = {"a": FairLock, "b": RLock, "c": SpinLock, "d": ApartLock}
     return MultiLock(*(kind(f"account:{letter}") for letter, kind in kinds.items()), **times)
-
-
-async def visit(binding, lock, inside) -> None:
-    async with binding.inside(lock):
-        inside.append(lock)
-        assert len(inside) == 1, "two inside at once"
-        await binding.sleep(0)
-        inside.clear()
-
-
-async def hold_until(binding, lock, gate, held) -> None:
-    async with binding.inside(lock):
-        held.append(lock)
-        await binding.until(gate.is_set)
-
-
-@pytest.fixture
-def gate():
-    return threading.Event()
-
-
-async def start_holding(binding, lock, gate):
-    held: list[object] = []
-    holding = binding.start(hold_until, binding, lock, gate, held)
-    await binding.until(lambda: held)
-    return holding
 
 
 @pytest.mark.parametrize("make", [lambda: three(FairLock), lambda: three(RLock), mixed], ids=["fair", "rlock", "mixed"])
@@ -148,49 +120,42 @@ async def test_a_reader_may_not_write_as_one_of_several(binding, redis_client):
     assert not redis_client.keys("rlock:*")
 
 
-async def test_permits_are_counted_as_those_of_one_of_several(binding, redis_client, gate):
-    held = [await start_holding(binding, sides(name), gate) for name in ("account:b", "account:e")]
-    with pytest.raises(LockTimeoutError, match="account:c"):
-        async with binding.inside(sides("account:f", wait_time=0.05)):
-            pass
-    assert not redis_client.exists("rlock:account:f")
-    gate.set()
-    for each in held:
-        await binding.result(each)
+async def test_permits_are_counted_as_those_of_one_of_several(binding, redis_client):
+    async with held_elsewhere(binding, sides("account:b")), held_elsewhere(binding, sides("account:e")):
+        with pytest.raises(LockTimeoutError, match="account:c"):
+            async with binding.inside(sides("account:f", wait_time=0.05)):
+                pass
+        assert not redis_client.exists("rlock:account:f")
     assert not redis_client.keys("rlock:*")
 
 
 @pytest.mark.parametrize("kind", ["read", "write", "limited", "fenced"])
-async def test_waiter_of_any_kind_is_woken_by_the_release_of_several(binding, redis_client, gate, kind):
+async def test_waiter_of_any_kind_is_woken_by_the_release_of_several(binding, redis_client, kind):
     """By a message: no lease ends here in time, and no poll comes."""
     holder = {"read": WriteLock, "limited": WriteLock}.get(kind, KINDS[kind])
-    holding = await start_holding(binding, MultiLock(holder("account:a"), RLock("account:b"), lease_time=600), gate)
-    waiting = binding.start(visit, binding, KINDS[kind]("account:a"), [])
-    await binding.until(WAITS.snapshot)
-    gate.set()
+    async with held_elsewhere(binding, MultiLock(holder("account:a"), RLock("account:b"), lease_time=600)):
+        waiting = binding.start(visit, binding, KINDS[kind]("account:a"), [])
+        await binding.until(WAITS.snapshot)
     await binding.result(waiting)
-    await binding.result(holding)
 
 
 @pytest.mark.parametrize(
     ("make", "taken"), [*((partial(three, RLock), each) for each in "abc"), (mixed, "b"), (mixed, "d")]
 )
-async def test_none_is_taken_when_one_is_taken(binding, redis_client, gate, make, taken):
+async def test_none_is_taken_when_one_is_taken(binding, redis_client, make, taken):
     name = f"account:{taken}"
-    holding = await start_holding(binding, RLock(name), gate)
-    before = {*redis_client.keys("rlock:*")}
-    assert not await binding.acquire(make(), blocking=False)
-    assert [await binding.call(make(), question) for question in ("locked", "owned")] == [True, False]
-    with pytest.raises(LockNotOwnedError):
-        await binding.release(make())
-    assert {*redis_client.keys("rlock:*")} == before
-    with pytest.raises(LockTimeoutError, match=name) as caught:
-        async with binding.inside(make(wait_time=0.05)):
-            pass
-    assert caught.value.lock_name == name
-    assert {*redis_client.keys("rlock:*")} == before
-    gate.set()
-    await binding.result(holding)
+    async with held_elsewhere(binding, RLock(name)):
+        before = {*redis_client.keys("rlock:*")}
+        assert not await binding.acquire(make(), blocking=False)
+        assert [await binding.call(make(), question) for question in ("locked", "owned")] == [True, False]
+        with pytest.raises(LockNotOwnedError):
+            await binding.release(make())
+        assert {*redis_client.keys("rlock:*")} == before
+        with pytest.raises(LockTimeoutError, match=name) as caught:
+            async with binding.inside(make(wait_time=0.05)):
+                pass
+        assert caught.value.lock_name == name
+        assert {*redis_client.keys("rlock:*")} == before
 
 
 @pytest.fixture
@@ -222,38 +187,12 @@ async def test_trying_a_member_again_is_not_giving_up(binding, redis_client, giv
 
 
 @pytest.mark.parametrize("kind", [FairLock, RLock])
-async def test_waiter_is_woken(binding, gate, kind):
+async def test_waiter_is_woken(binding, kind):
     """By a release: no lease ends here in time, and no poll comes."""
-    holding = await start_holding(binding, kind("account:b", lease_time=600), gate)
-    waiting = binding.start(visit, binding, three(kind), [])
-    await binding.until(WAITS.snapshot)
-    gate.set()
+    async with held_elsewhere(binding, kind("account:b", lease_time=600)):
+        waiting = binding.start(visit, binding, three(kind), [])
+        await binding.until(WAITS.snapshot)
     await binding.result(waiting)
-    await binding.result(holding)
-
-
-async def test_orders_that_cross_do_not_block_each_other(binding):
-    inside: list[object] = []
-    names = "account:a", "account:b", "account:c"
-    visits = [
-        binding.start(visit, binding, rlock(*(names[(turn + i) % 3] for i in range(3))), inside) for turn in range(12)
-    ]
-    for each in visits:
-        await binding.result(each)
-
-
-async def test_newcomer_does_not_pass_the_queue_of_a_fair_member(binding, redis_client, gate):
-    holding = await start_holding(binding, FairLock("account:b"), gate)
-    waiting = binding.start(hold_until, binding, FairLock("account:b"), gate, [])
-    await binding.until(WAITS.snapshot)
-    queue = redis_client.zrange(f"rlock_queue:{{{B}}}", 0, -1)
-    redis_client.delete(B)  # as when its lease ends
-    assert not await binding.acquire(three(FairLock), blocking=False)
-    assert redis_client.hkeys(B) == queue
-    gate.set()
-    await binding.result(waiting)
-    with pytest.raises(LockLostError):
-        await binding.result(holding)
 
 
 async def test_members_are_re_entered(binding, redis_client):
@@ -267,14 +206,11 @@ async def test_members_are_re_entered(binding, redis_client):
     assert not redis_client.keys("rlock:*")
 
 
-async def test_failed_attempt_leaves_what_was_held_before(binding, redis_client, gate):
-    holding = await start_holding(binding, RLock("account:c"), gate)
-    async with binding.inside(RLock("account:b")):
+async def test_failed_attempt_leaves_what_was_held_before(binding, redis_client):
+    async with held_elsewhere(binding, RLock("account:c")), binding.inside(RLock("account:b")):
         assert not await binding.acquire(three(RLock), blocking=False)
         assert redis_client.hvals(B) == ["1"]
         RLock("account:b").check()
-    gate.set()
-    await binding.result(holding)
 
 
 async def test_rest_is_given_back_when_one_was_lost(binding, redis_client):
@@ -375,13 +311,6 @@ async def test_info_tells_of_the_first_that_is_held(binding):
     assert info.name == "account:b"
 
 
-async def test_both_sides_of_a_read_write_lock(binding, redis_client):
-    prices = ReadWriteLock("account:a")
-    async with binding.inside(MultiLock(prices.read_lock, prices.write_lock)):
-        assert len(redis_client.hkeys(A)) == 3  # mode, reader, writer
-    assert not redis_client.exists(A)
-
-
 def test_name_given_twice_counts_once():
     lock = rlock("b", "a", "b")
     assert (lock.name, len(lock.parts)) == ("a, b", 2)
@@ -406,8 +335,6 @@ def test_one_script_never_mixes_aliases(settings):
     with pytest.raises(ValueError, match=r"several aliases \(default, other\)"):
         LockGroup([RLock("a"), RLock("a", using="other")])
 
-
-# --- members that are taken again and again --------------------------------------------------------------------------
 
 TURNS = 300
 """Of others, within which it must have had its own."""
@@ -440,101 +367,6 @@ async def test_it_gets_its_turn_where_all_members_are_always_taken(binding):
     for each in others:
         await binding.result(each)
     assert waited < TURNS
-
-
-async def start_keeping(binding, client, body):
-    """Start a body that takes a and b; it keeps a by now, and waits for b, which is taken."""
-    client.hset(A, "another", 1)
-    client.hset(B, "another", 1)
-    started = binding.start(body, MultiLock(RLock("account:a"), RLock("account:b")))
-    await binding.until(WAITS.snapshot)
-    free(client, A)
-    await binding.until(lambda: [wait.lock.name for wait in WAITS.snapshot()] == ["account:b"])
-    assert client.exists(A)
-    return started
-
-
-@pytest.fixture
-def keeping(binding, redis_client, monkeypatch):
-    monkeypatch.setattr(multi, "KEEP_FOR", 600.0)
-    return partial(start_keeping, binding, redis_client)
-
-
-def free(client, key) -> None:
-    client.delete(key)
-    client.publish(redisson_channel(key), "0")
-
-
-async def test_leases_begin_when_all_are_taken(binding, redis_client, keeping):
-    async def body(lock) -> None:
-        lock.lease_time = 100.0
-        async with binding.inside(lock):
-            assert [hold.renewed for hold in HOLDS.snapshot()] == [False, False]
-            assert all(50_000 < redis_client.pttl(key) <= 100_000 for key in (A, B))
-
-    started = await keeping(body)
-    assert [hold.renewed for hold in HOLDS.snapshot()] == [True]
-    free(redis_client, B)
-    await binding.result(started)
-    assert not redis_client.keys("rlock:*")
-
-
-async def test_kept_member_that_was_lost_is_taken_again(binding, redis_client, keeping):
-    async def body(lock) -> None:
-        async with binding.inside(lock):
-            lock.check()
-            assert redis_client.hvals(A) == redis_client.hvals(B) == ["1"]
-
-    started = await keeping(body)
-    [hold] = HOLDS.snapshot()
-    redis_client.delete(A)
-    lose(hold, "a test took it")
-    free(redis_client, B)
-    await binding.result(started)
-    assert not redis_client.keys("rlock:*")
-
-
-@pytest.mark.lengthy
-async def test_kept_members_are_given_back_when_the_time_is_up(binding, redis_client, keeping):
-    async def body(lock) -> None:
-        assert not await binding.acquire(lock, wait_time=3)
-
-    started = await keeping(body)
-    await binding.result(started)
-    assert HOLDS.snapshot() == []
-    assert [*redis_client.keys("rlock:*")] == [B]
-
-
-def test_kept_members_are_given_back_when_it_is_cancelled(redis_client):
-    binding = TaskBinding()
-
-    async def body() -> None:
-        started = await start_keeping(binding, redis_client, binding.acquire)
-        started.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await started
-        assert HOLDS.snapshot() == []
-        await binding.until(lambda: [*redis_client.keys("rlock:*")] == [B])
-
-    asyncio.run(body())
-
-
-@pytest.mark.lengthy
-async def test_who_waits_the_other_way_round_is_let_through(binding, redis_client, monkeypatch):
-    """That one holds b, and waits for a with it."""
-    order: list[str] = []
-
-    async def body(lock) -> None:
-        async with binding.inside(lock):
-            order.append("both")
-
-    monkeypatch.setattr(multi, "KEEP_FOR", 3.0)  # longer than a stall before it is looked at
-    started = await start_keeping(binding, redis_client, body)
-    async with binding.inside(RLock("account:a")):
-        order.append("the other way round")
-        free(redis_client, B)
-    await binding.result(started)
-    assert order == ["the other way round", "both"]
 
 
 def test_a_lock_needs_a_name():

@@ -4,7 +4,7 @@ import pytest
 
 from django_rlock import FairLock, LockLostError, LockNotOwnedError, rlock
 from django_rlock.locks import KINDS, BaseLock
-from tests.bindings import elsewhere, waiting
+from tests.bindings import elsewhere, visit, waiting
 from tests.docs.pages import DOCS, blocks
 
 HELD = "already held by this owner"
@@ -36,15 +36,10 @@ async def test_the_lock_of_the_page_is_taken_once_and_given_back(binding, once_l
 async def test_the_lock_of_the_page_excludes_other_kinds_and_wakes_their_waiters(binding, once_lock):
     lock = once_lock("stock:42")
     await binding.acquire(lock)
-    waiter = binding.start(pass_through, binding, FairLock("stock:42"))
+    waiter = binding.start(visit, binding, FairLock("stock:42"))
     await waiting(binding)
     await binding.release(lock)
     await binding.result(waiter)
-
-
-async def pass_through(binding, lock):
-    async with binding.inside(lock):
-        pass
 
 
 async def test_the_lock_of_the_page_is_a_member_of_a_multi_lock(binding, once_lock):

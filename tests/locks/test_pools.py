@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -142,12 +141,6 @@ def test_a_job_that_works_on_after_a_helper_has_taken_the_lock_is_not_refused(re
     assert not redis_client.exists("rlock:stock:42")
 
 
-def test_a_lambda_outside_of_a_pool_may_take_a_lock():
-    lock = FairLock("stock:42")
-    assert by_lambda(lock)()
-    lock.release()
-
-
 def test_a_job_of_an_executor_that_only_takes_a_lock_is_refused(redis_client, pool, lock):
     with pytest.raises(RuntimeError, match=REFUSED):
         pool.submit(lock.acquire).result()
@@ -156,17 +149,13 @@ def test_a_job_of_an_executor_that_only_takes_a_lock_is_refused(redis_client, po
     assert not redis_client.keys("*stock:42*")
 
 
-def test_a_job_that_was_cancelled_takes_nothing_later(redis_client, pool):
+async def test_a_job_that_was_cancelled_takes_nothing_later(redis_client, pool):
     """The pool runs it all the same."""
-
-    async def main() -> None:
-        taken = asyncio.create_task(asyncio.to_thread(FairLock("stock:42").acquire))
-        await asyncio.sleep(0)
-        taken.cancel()
-        with pytest.raises((asyncio.CancelledError, RuntimeError)):
-            await taken
-
-    asyncio.run(main())
+    taken = asyncio.create_task(asyncio.to_thread(FairLock("stock:42").acquire))
+    await asyncio.sleep(0)
+    taken.cancel()
+    with pytest.raises((asyncio.CancelledError, RuntimeError)):
+        await taken
     assert not redis_client.exists("rlock:stock:42")
 
 
@@ -176,47 +165,11 @@ def test_a_name_may_own_what_a_job_takes(redis_client, pool):
     lock.release()
 
 
-def test_what_a_job_left_held_is_given_back_and_reported(redis_client, pool, lock, caplog):
-    assert pool.submit(take, lock).result()
-    given_back(redis_client)
-    assert "A job of thread 'worker_0' has ended and still held lock 'stock:42', acquired at " in caplog.text
-
-
-def test_all_that_a_job_left_held_is_given_back(redis_client, pool, lock):
-    def take_more() -> None:
-        lock.acquire()
-        lock.acquire()
-        contextlib.ExitStack().enter_context(lock)
-
-    pool.submit(take_more).result()
-    given_back(redis_client)
-
-
 @pytest.fixture
 def threads():
     """A pool that tells nobody when a job has ended."""
     with ThreadPool(1) as running:
         yield running
-
-
-def test_what_a_job_left_held_is_not_the_next_ones(redis_client, threads, lock, caplog):
-    assert threads.apply(take, [lock])
-    assert threads.apply(visit, [lock]) == 1
-    assert re.search("A job of thread .* has ended and still held lock 'stock:42', acquired at ", caplog.text)
-
-
-def test_what_the_last_job_left_held_is_given_back(redis_client, threads, lock, settings):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3}}
-    assert threads.apply(take, [lock])
-    given_back(redis_client)
-
-
-@pytest.mark.parametrize("make", [ThreadPool, ThreadPoolExecutor])
-def test_what_a_threads_initializer_left_held_is_given_back(redis_client, settings, make):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
-    with make(1, initializer=take, initargs=[FairLock("stock:42")]) as running:
-        list(running.map(abs, [1]))
-        given_back(redis_client)
 
 
 def test_what_a_job_left_held_is_given_back_while_its_thread_works_on(redis_client, threads, settings):
@@ -257,28 +210,12 @@ async def by_anyio(call):
     return await to_thread.run_sync(call)
 
 
-def test_a_job_of_anyio_that_only_takes_a_lock_is_refused(redis_client):
-    with pytest.raises(RuntimeError, match=REFUSED):
-        asyncio.run(by_anyio(FairLock("stock:42").acquire))
-    assert not redis_client.keys("*stock:42*")
-
-
 def test_what_a_job_of_anyio_left_held_is_not_the_next_ones(redis_client, lock):
     async def main() -> int:
         assert await by_anyio(partial(take, lock))
         return await by_anyio(partial(visit, lock))
 
     assert asyncio.run(main()) == 1
-
-
-def test_what_the_last_job_of_anyio_left_held_is_given_back(redis_client, settings):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 1}}
-
-    async def main() -> None:
-        await by_anyio(partial(take, FairLock("stock:42")))
-        await asyncio.to_thread(given_back, redis_client)
-
-    asyncio.run(main())
 
 
 def test_jobs_of_one_map_are_one_job(redis_client, threads):
@@ -342,12 +279,6 @@ def test_a_block_inside_a_job_is_left_alone(redis_client, pool, lock, caplog):
     assert "still held" not in caplog.text
 
 
-def test_what_another_thread_holds_is_left_alone(redis_client, pool):
-    with FairLock("stock:42"):
-        assert pool.submit(lambda: take(FairLock("stock:42", wait_time=0))).result() is False
-        assert redis_client.exists("rlock:stock:42")
-
-
 class Thing:
     """What a job's function has a name for."""
 
@@ -364,19 +295,3 @@ def test_what_the_code_around_a_lock_drops_is_dropped_at_once():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(job).result(UNTIL_SERVED)
-
-
-@pytest.mark.parametrize("make", [ThreadPool, ThreadPoolExecutor])
-def test_what_a_job_was_given_is_dropped_at_its_end(make):
-    thing = Thing()
-    dropped = weakref.ref(thing)
-    with make(1) as pool:
-        for _ in pool.map(visit_with, [thing]):
-            pass
-        del thing
-        assert eventually(lambda: dropped() is None)
-
-
-def visit_with(_thing) -> None:
-    with RLock("stock:42"):
-        pass

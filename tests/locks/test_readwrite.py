@@ -1,6 +1,5 @@
 """Read-write locks: who may be in with whom, who is woken by whom, and whose lease ends what."""
 
-import asyncio
 import threading
 
 import pytest
@@ -16,17 +15,16 @@ from django_rlock import (
     ReadWriteLock,
     RLock,
     WriteLock,
-    rlock,
 )
 from django_rlock._redis.keys import readwrite_channel, writers_key
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import NamedOwner, current_owner
 from django_rlock._transport.registry import background_driver
 from django_rlock.inspection import lock_info
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
-from tests.background import renew_now, until_renewed
-from tests.bindings import TaskBinding, elsewhere, waiting, waits
+from tests.background import until_renewed
+from tests.bindings import waiting, waits
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.processes import ClientProcess
 
@@ -117,49 +115,6 @@ async def test_never_a_writer_with_another(binding, redis_client):
     assert left(redis_client) == []
 
 
-@each_side
-async def test_re_entry(binding, side, redis_client):
-    lock = side("prices")
-    for count in (1, 2, 3):
-        assert await binding.acquire(side("prices"), blocking=False)
-        assert await binding.call(lock, "hold_count") == count
-    assert await binding.call(lock, "remaining_lease") <= 30, "leases do not add up"
-    for count in (2, 1, 0):
-        await binding.release(lock)
-        assert await binding.call(lock, "hold_count") == count
-    with pytest.raises(LockNotOwnedError):
-        await binding.release(lock)
-    assert left(redis_client) == []
-
-
-@each_side
-async def test_inner_hold_does_not_shorten_the_lease(binding, side):
-    lock = side("prices")
-    await binding.acquire(lock, lease_time=50)
-    await binding.acquire(lock, lease_time=5)
-    assert await binding.call(lock, "remaining_lease") > 40
-    await binding.release(lock)
-    assert await binding.call(lock, "remaining_lease") > 40
-    await binding.release(lock)
-
-
-@each_side
-async def test_questions(binding, side, redis_client):
-    lock = side("prices", lease_time=20)
-    questions = "locked", "owned", "hold_count", "remaining_lease"
-    assert [await binding.call(lock, name) for name in questions] == [False, False, 0, 0.0]
-    async with binding.inside(lock):
-        assert [await binding.call(lock, name) for name in questions[:3]] == [True, True, 1]
-        assert 10 < await binding.call(lock, "remaining_lease") <= 20
-        lock.check()
-        other = side("prices", owner="another")
-        assert [await binding.call(other, name) for name in questions[:3]] == [True, False, 0]
-        with pytest.raises(LockNotOwnedError):
-            await binding.release(other)
-        await binding.call(lock, "extend", 5)
-        assert 0 < await binding.call(lock, "remaining_lease") <= 5
-
-
 async def test_each_side_answers_for_itself(binding, redis_client):
     """Redisson's testReadLockIsLocked and testHoldCount."""
     read, write = read_lock(), write_lock()
@@ -192,23 +147,6 @@ async def test_writer_reads_and_steps_down(binding, redis_client):
     assert left(redis_client) == []
 
 
-async def test_write_outlasts_a_read_hold_inside(binding, redis_client):
-    write = write_lock(lease_time=20)
-    async with binding.inside(write):
-        async with binding.inside(read_lock(lease_time=1)), binding.inside(read_lock(lease_time=1)):
-            assert await binding.call(write, "remaining_lease") > 19
-        assert await binding.call(write, "remaining_lease") > 19
-        await binding.call(write, "extend", 10)
-    assert left(redis_client) == []
-
-
-async def test_extending_the_write_lock_keeps_a_read_hold_inside(binding, redis_client):
-    read, write = read_lock(lease_time=20), write_lock(lease_time=20)
-    async with binding.inside(write), binding.inside(read):
-        await binding.call(write, "extend", 5)
-        assert redis_client.pttl(KEY) > 10_000
-
-
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -226,17 +164,6 @@ async def test_reader_who_wants_to_write_is_told_at_once(binding, redis_client, 
     assert await binding.acquire(write, blocking=False)
     await binding.release(write)
     assert left(redis_client) == []
-
-
-async def test_who_stepped_down_cannot_step_up(binding):
-    read, write = read_lock(), write_lock()
-    async with binding.inside(write):
-        await binding.acquire(read)
-        await binding.acquire(write)
-        await binding.release(write)
-    with pytest.raises(LockUpgradeError):
-        await binding.acquire(write)
-    await binding.release(read)
 
 
 async def test_named_reader_of_another_process_who_wants_to_write(binding, server, redis_client):
@@ -289,14 +216,6 @@ def test_sides_that_are_due_together_are_renewed_by_one_script(redis_client):
     HOLDS.clear()
 
 
-def test_front_door():
-    assert type(rlock("prices", kind="read", prefer="writer")) is ReadLock
-    assert type(rlock("prices", kind="write")) is WriteLock
-    assert repr(ReadWriteLock("prices")) == "ReadWriteLock('prices', using='default')"
-    with pytest.raises(TypeError, match="unexpected keyword argument 'leese_time'"):
-        ReadWriteLock("prices", leese_time=5)  # type: ignore[call-arg]
-
-
 # --- who is woken by whom --------------------------------------------------------------------------------------------
 
 
@@ -321,24 +240,6 @@ async def test_writer_wakes_all_readers(binding):
     await waiting(binding, 20)
     await binding.release(write)
     assert all([await binding.result(each) for each in readers])
-
-
-@pytest.mark.usefixtures("no_beats")
-async def test_writer_who_steps_down_wakes_readers(binding):
-    read, write = read_lock(), write_lock()
-    await binding.acquire(write)
-    await binding.acquire(read)
-    readers = [binding.start(visit, binding, ReadLock("prices")) for _ in range(3)]
-    await waiting(binding, 3)
-    await binding.release(write)
-    assert all([await binding.result(each) for each in readers])
-    await binding.release(read)
-
-
-@pytest.mark.usefixtures("no_beats")
-async def test_writers_hand_over(binding):
-    visits = [binding.start(visit, binding, write_lock()) for _ in range(20)]
-    assert all([await binding.result(each) for each in visits])
 
 
 @pytest.mark.usefixtures("no_beats")
@@ -419,30 +320,6 @@ async def test_dead_reader_keeps_nobody_out(binding, own_server):
 
 
 @pytest.mark.lengthy
-async def test_writer_passes_readers_that_died(binding, own_server):
-    server = own_server()
-    with ClientProcess(server.url, {"WATCHDOG_TIMEOUT": 3.0}) as dead:
-        assert dead.do("lock('prices', 'read').acquire()")
-        writer = binding.start(visit, binding, write_lock())
-        await waiting(binding)
-        dead.kill()
-        assert await binding.result(writer)
-
-
-@each_side
-async def test_watchdog_renews(binding, side, redis_client):
-    lock = side("prices")
-    await binding.acquire(lock)
-    await binding.acquire(lock)
-    until_renewed(held(lock))
-    assert await binding.call(lock, "hold_count") == 2
-    assert 10 < await binding.call(lock, "remaining_lease") <= 30
-    await binding.release(lock)
-    await binding.release(lock)
-    assert left(redis_client) == []
-
-
-@pytest.mark.lengthy
 async def test_both_holds_of_a_writer_are_renewed(binding):
     """Redisson's testReadWriteTTL."""
     read, write = read_lock(), write_lock()
@@ -454,20 +331,6 @@ async def test_both_holds_of_a_writer_are_renewed(binding):
     until_renewed(held(read))
     assert await binding.call(read, "owned")
     await binding.release(read)
-
-
-@each_side
-async def test_lost_hold_is_told(binding, side, redis_client):
-    told: list[object] = []
-    lock = side("prices", on_lost=told.append)
-    await binding.acquire(lock)
-    assert await elsewhere(binding, side("prices"), "force_release", reason="it hangs")
-    renew_now()
-    await binding.until(lambda: told)
-    assert lock.lost
-    with pytest.raises(LockLostError):
-        await binding.release(lock)
-    assert left(redis_client) == []
 
 
 @each_side
@@ -497,85 +360,6 @@ async def test_reader_whose_lease_ended_does_not_harm_the_others(binding, redis_
 
 
 # --- writers that go first -------------------------------------------------------------------------------------------
-
-
-async def test_readers_that_overlap_starve_a_writer(binding):
-    """Without a preference, as in Redisson: what the next tests are about."""
-    chain = [read_lock(owner=owner) for owner in "ab"]
-    await binding.acquire(chain[0])
-    writer = binding.start(visit, binding, write_lock())
-    await waiting(binding)
-    for number in range(30):
-        assert await binding.acquire(chain[(number + 1) % 2], blocking=False)
-        await binding.release(chain[number % 2])
-    assert len(WAITS.snapshot()) == 1
-    await binding.release(chain[0])
-    assert await binding.result(writer)
-
-
-async def test_writer_gets_in_while_readers_keep_coming(binding):
-    done: list[object] = []
-
-    async def keep_reading() -> None:
-        while not done:
-            async with binding.inside(read_lock(prefer="writer")):
-                await binding.sleep(0.01)
-
-    readers = [binding.start(keep_reading) for _ in range(6)]
-    for _ in range(5):
-        assert await binding.result(binding.start(visit, binding, write_lock(prefer="writer")))
-    done.append(True)
-    for each in readers:
-        await binding.result(each)
-
-
-@pytest.mark.usefixtures("no_beats")
-async def test_waiting_writer_keeps_new_readers_out(binding, redis_client):
-    holder = read_lock(owner="holder", prefer="writer")
-    await binding.acquire(holder)
-    writer = binding.start(visit, binding, write_lock(prefer="writer"))
-    await binding.until(lambda: redis_client.exists(WRITERS))
-    assert await binding.acquire(read_lock(prefer="writer"), blocking=False) is False
-    assert await binding.acquire(holder, blocking=False), "who reads already"
-    assert await binding.acquire(read_lock(), blocking=False), "who knows no preference"
-    await binding.release(read_lock())
-    reader = binding.start(visit, binding, read_lock(prefer="writer"))
-    await waiting(binding, 2)
-    for _ in range(2):
-        await binding.release(holder)
-    assert await binding.result(writer)
-    assert await binding.result(reader)
-    assert left(redis_client) == []
-
-
-@pytest.mark.usefixtures("no_beats")
-async def test_readers_wake_when_the_last_writer_gives_up(binding, redis_client):
-    holder = read_lock(owner="holder")
-    await binding.acquire(holder)
-    writer = binding.start(binding.acquire, write_lock(prefer="writer", wait_time=0.5))
-    await binding.until(lambda: redis_client.exists(WRITERS))
-    reader = binding.start(visit, binding, read_lock(prefer="writer"))
-    await waiting(binding, 2)
-    assert await binding.result(writer) is False
-    assert await binding.result(reader)
-    await binding.release(holder)
-
-
-@pytest.mark.usefixtures("no_beats")
-def test_readers_wake_when_the_last_writer_is_cancelled(redis_client):
-    async def body() -> None:
-        holder = read_lock(owner="holder")
-        await holder.aacquire()
-        writer = TaskBinding().start(TaskBinding().acquire, write_lock(prefer="writer"))
-        await TaskBinding().until(lambda: redis_client.exists(WRITERS))
-        reader = TaskBinding().start(TaskBinding().acquire, read_lock(prefer="writer"))
-        await waiting(TaskBinding(), 2)
-        writer.cancel()
-        assert await reader
-        await holder.arelease()
-
-    asyncio.run(asyncio.wait_for(body(), 20))
-    HOLDS.clear()
 
 
 @pytest.mark.lengthy
@@ -622,30 +406,6 @@ async def test_force_release_of_one_side_leaves_the_other(binding, redis_client)
         assert await binding.call(other("prices"), "force_release") is True
         assert left(redis_client) == []
         HOLDS.clear()
-
-
-@pytest.mark.parametrize("force", [ReadLock, RLock, FairLock], ids=lambda each: each.kind)
-async def test_force_release_of_one_reader(binding, force, redis_client):
-    for owner in "ab":
-        await binding.acquire(read_lock(owner=owner))
-    assert await binding.call(force("prices"), "force_release", "c") is False
-    assert await binding.call(force("prices"), "force_release", "a") is True
-    assert not await binding.call(read_lock(owner="a"), "owned")
-    await binding.release(read_lock(owner="b"))
-    assert left(redis_client) == []
-    HOLDS.clear()
-
-
-@pytest.mark.usefixtures("no_beats")
-@pytest.mark.parametrize("owner", [None, "a", "a:write"])
-async def test_force_release_lets_the_next_ones_in(binding, owner):
-    await binding.acquire(write_lock(owner="a"))
-    inside: list[object] = []
-    readers = [binding.start(visit, binding, read_lock(), inside, lambda: len(inside) == 3) for _ in range(3)]
-    await waiting(binding, 3)
-    assert await binding.call(write_lock(), "force_release", owner)
-    assert all([await binding.result(each) for each in readers])
-    HOLDS.clear()
 
 
 @pytest.mark.usefixtures("no_beats")
@@ -707,24 +467,6 @@ async def test_given_back_without_memory(binding, own_server):
 # --- interruptions, names, processes ---------------------------------------------------------------------------------
 
 
-@each_side
-def test_cancelled_wait_leaves_nothing(side, redis_client):
-    async def body() -> None:
-        holder = WriteLock("prices", owner="a")
-        await holder.aacquire()
-        task = TaskBinding().start(TaskBinding().acquire, side("prices", prefer="writer"))
-        await waiting(TaskBinding())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await holder.arelease()
-        async with WriteLock("prices", wait_time=10):
-            pass
-        await TaskBinding().until(lambda: not left(redis_client))
-
-    asyncio.run(asyncio.wait_for(body(), 20))
-
-
 async def test_writer_reads_also_under_a_new_wire_name(binding, redis_client):
     """Its name changes after an interruption; it is still the one who writes."""
     async with binding.inside(write_lock()):
@@ -743,22 +485,6 @@ async def test_names(binding, redis_client, name):
     for side in (lock.read_lock, lock.write_lock):
         async with binding.inside(side):
             assert await binding.call(side, "owned")
-    assert left(redis_client) == []
-
-
-def test_processes_exclude_and_wake_each_other(server, redis_client):
-    with ClientProcess(server.url) as first, ClientProcess(server.url) as second:
-        assert first.do("lock('prices', 'read').acquire()")
-        assert second.do("lock('prices', 'read').acquire()")
-        writer = second.begin("lock('prices', 'write').acquire()", "writer")
-        first.do("lock('prices', 'read').release()")
-        assert not writer.done()
-        second.do("lock('prices', 'read').release()")
-        assert writer.result(UNTIL_SERVED)
-        reader = first.begin("lock('prices', 'read').acquire()")
-        second.do("lock('prices', 'write').release()", "writer")
-        assert reader.result(UNTIL_SERVED)
-        first.do("lock('prices', 'read').release()")
     assert left(redis_client) == []
 
 

@@ -1,18 +1,14 @@
 """The semaphore: permits shared by processes, taken once and released once, whatever happens to the commands."""
 
-import asyncio
-
 import pytest
-from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock import CountDownLatch, LockTimeoutError, LockUnavailableError, PermitExpirableSemaphore, Semaphore
 from django_rlock._redis import scripts
 from django_rlock._transport import calls
 from django_rlock.locks import counters
-from django_rlock.locks.holds import WAITS
 from tests.background import forget_clean_up
 from tests.bindings import waiting
-from tests.eventually import eventually, in_threads
 
 KEY = "rlock:printers"
 CHANNEL = "redisson_sc:{rlock:printers}"
@@ -134,12 +130,6 @@ async def test_additions_that_are_none(binding, printers, redis_client, permits)
     assert not redis_client.exists(KEY)
 
 
-@pytest.mark.parametrize(("name", "error"), [("", ValueError), (b"x", TypeError), ("\ud800", ValueError)])
-def test_names_that_are_none(name, error):
-    with pytest.raises(error, match="name"):
-        Semaphore(name)
-
-
 async def test_most_permits(binding, printers, redis_client):
     await binding.call(printers, "try_set_permits", MOST)
     for method in ("release", "release_if_exists", "add_permits"):
@@ -152,16 +142,6 @@ async def test_most_permits(binding, printers, redis_client):
 async def test_try_that_is_to_wait(binding, printers):
     with pytest.raises(ValueError, match="tries once"):
         await binding.call(printers, "acquire", blocking=False, wait_time=1)
-
-
-def test_blocking_call_inside_a_loop_is_refused(printers):
-    async def body() -> None:
-        with pytest.raises(SynchronousOnlyOperation):
-            printers.acquire()
-        with pytest.raises(SynchronousOnlyOperation), printers:
-            raise AssertionError
-
-    asyncio.run(body())
 
 
 @pytest.mark.parametrize(
@@ -184,27 +164,6 @@ async def test_alias_of_a_quorum_is_refused(binding, kind, calls, settings):
 
 
 # --- commands whose replies are lost ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "script", "before", "after", "answer"),
-    [
-        ("acquire", scripts.SEMAPHORE_ACQUIRE, 5, 3, True),
-        ("release", scripts.SEMAPHORE_RELEASE, 5, 7, None),
-        ("release_if_exists", scripts.SEMAPHORE_RELEASE, 5, 7, True),
-        ("add_permits", scripts.SEMAPHORE_ADD, 5, 7, None),
-        ("try_set_permits", scripts.SEMAPHORE_SET, None, 2, True),
-        ("drain_permits", scripts.SEMAPHORE_DRAIN, 5, 0, 5),
-    ],
-)
-async def test_lost_reply(binding, proxy, printers, redis_client, method, script, before, after, answer):
-    if before is not None:
-        redis_client.set(KEY, before)
-    lost = proxy.lose_reply(script)
-    args = [] if method == "drain_permits" else [2]
-    assert await binding.call(printers, method, *args) == answer
-    assert lost.served.is_set()
-    assert redis_client.get(KEY) == str(after)
 
 
 async def test_acquire_is_sent_again_only_while_the_server_knows_it(
@@ -252,41 +211,6 @@ async def test_request_that_waited_is_forgotten_as_well(binding, printers, redis
     assert redis_client.zcard(REQUESTS) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "script"),
-    [
-        ("acquire", scripts.SEMAPHORE_ACQUIRE),
-        ("release", scripts.SEMAPHORE_RELEASE),
-        ("add_permits", scripts.SEMAPHORE_ADD),
-    ],
-)
-async def test_request_that_was_sent_again_is_remembered(binding, proxy, printers, redis_client, method, script):
-    """Its first command, which seemed lost, may still come."""
-    redis_client.set(KEY, 5)
-    lost = proxy.lose_reply(script)
-    await binding.call(printers, method, 1)
-    assert lost.served.is_set()
-    [sent_again] = redis_client.zrange(REQUESTS, 0, -1)
-    for _ in range(3):
-        await binding.call(printers, "release")
-    assert redis_client.zscore(REQUESTS, sent_again) is not None
-    assert redis_client.zcard(REQUESTS) == 2
-
-
-async def test_request_whose_earlier_try_was_sent_again_is_remembered(binding, proxy, printers, redis_client):
-    """That try found no permits; its twin, if it came later, would."""
-    lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
-    waiter = binding.start(binding.call, printers, "acquire")
-    await waiting(binding)
-    assert lost.served.is_set()
-    redis_client.set(KEY, 1)
-    redis_client.publish(CHANNEL, "1")
-    assert await binding.result(waiter) is True
-    [taken] = redis_client.zrange(REQUESTS, 0, -1)
-    await binding.call(printers, "release")
-    assert redis_client.zscore(REQUESTS, taken) is not None
-
-
 async def test_interrupted_acquire_is_undone_though_others_are_forgotten(binding, proxy, printers, redis_client):
     redis_client.set(KEY, 5)
     swallowed = proxy.swallow_reply(scripts.SEMAPHORE_ACQUIRE)
@@ -298,19 +222,6 @@ async def test_interrupted_acquire_is_undone_though_others_are_forgotten(binding
     await binding.until(lambda: redis_client.get(KEY) == "7")
 
 
-def test_few_requests_of_a_crowd_are_remembered(printers, redis_client):
-    printers.try_set_permits(4)
-
-    def work():
-        for _ in range(50):
-            with printers:
-                pass
-
-    in_threads(*[work] * 8)
-    assert printers.available_permits() == 4
-    assert redis_client.zcard(REQUESTS) < 100  # of 801
-
-
 def test_a_process_notes_the_requests_of_few_semaphores(redis_client, monkeypatch):
     monkeypatch.setattr(counters, "_answered", {})
     monkeypatch.setattr(counters, "MOST_COUNTERS", 3)
@@ -319,42 +230,3 @@ def test_a_process_notes_the_requests_of_few_semaphores(redis_client, monkeypatc
             Semaphore(f"printers:{number}").add_permits(1)
         assert len(counters._answered) <= 3
         assert max(map(len, counters._answered.values())) <= counters.MOST_ANSWERED
-
-
-async def test_waiter_whose_grant_got_lost_is_granted_once(binding, proxy, printers, redis_client):
-    waiter = binding.start(binding.call, printers, "acquire")
-    await waiting(binding)
-    lost = proxy.lose_reply(scripts.SEMAPHORE_ACQUIRE)
-    redis_client.set(KEY, 5)
-    redis_client.publish(CHANNEL, "5")
-    assert await binding.result(waiter) is True
-    assert lost.served.is_set()
-    assert redis_client.get(KEY) == "4"
-
-
-def test_cancelled_wait_takes_nothing(printers):
-    async def body() -> None:
-        task = asyncio.ensure_future(printers.aacquire())
-        await asyncio.to_thread(eventually, WAITS.snapshot)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await printers.arelease()
-        assert await printers.aacquire(blocking=False) is True
-
-    asyncio.run(body())
-
-
-def test_cancelled_grant_is_given_back(printers, proxy, redis_client):
-    async def body() -> None:
-        redis_client.set(KEY, 1)
-        reply = proxy.hold_reply(scripts.SEMAPHORE_ACQUIRE)
-        task = asyncio.ensure_future(printers.aacquire())
-        await asyncio.to_thread(reply.served.wait)
-        assert redis_client.get(KEY) == "0"
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(eventually, lambda: redis_client.get(KEY) == "1")
-
-    asyncio.run(body())

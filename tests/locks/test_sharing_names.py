@@ -128,12 +128,6 @@ def test_an_owner_known_by_name_through_the_wrong_kind(held, asked, outcome, met
         assert (redis_client.hgetall(KEY), redis_client.pttl(KEY) > 20_000) == before
 
 
-@pytest.mark.parametrize("kind", ON_ONE_SERVER)
-def test_no_owner_is_called_as_the_field_of_the_mode(kind):
-    with pytest.raises(ValueError, match="must not be 'mode'"):
-        rlock(NAME, kind=kind, owner="mode")
-
-
 async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_client):
     """One process, one name, two kinds: the heartbeat of the longest waiter says nothing about the others."""
     settings.RLOCK = {"default": {"WAITER_ALIVE_TIME": 1, "CLAIM_TIME": 1}}

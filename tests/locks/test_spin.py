@@ -6,11 +6,7 @@ import pytest
 
 from django_rlock import ConstantBackoff, ExponentialBackoff, RLock, SpinLock
 from django_rlock.locks.holds import WAITS
-
-
-async def hold(binding, lock) -> None:
-    async with binding.inside(lock):
-        pass
+from tests.bindings import visit
 
 
 async def test_waiter_asks_again_and_listens_to_nothing(binding, redis_client):
@@ -18,7 +14,7 @@ async def test_waiter_asks_again_and_listens_to_nothing(binding, redis_client):
     channels = redis_client.pubsub_channels()
     async with binding.inside(lock):
         redis_client.config_resetstat()
-        waiting = binding.start(hold, binding, lock)
+        waiting = binding.start(visit, binding, lock)
         await binding.until(lambda: redis_client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > 5)
         assert redis_client.pubsub_channels() == channels
     await binding.result(waiting)
@@ -27,7 +23,7 @@ async def test_waiter_asks_again_and_listens_to_nothing(binding, redis_client):
 async def test_release_wakes_the_waiters_of_a_plain_lock(binding):
     """Whose poll would come in half a minute only."""
     async with binding.inside(SpinLock("stock:42", lease_time=600)):
-        waiting = binding.start(hold, binding, RLock("stock:42"))
+        waiting = binding.start(visit, binding, RLock("stock:42"))
         await binding.until(WAITS.snapshot)
     await binding.result(waiting)
 

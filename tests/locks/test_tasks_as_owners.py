@@ -11,21 +11,17 @@ from django_rlock import (
     CountDownLatch,
     FairLock,
     LockNotOwnedError,
-    MultiLock,
     ReadLock,
     RLock,
     Semaphore,
     WriteLock,
 )
 from django_rlock.locks.holds import HOLDS
+from tests.locks.conftest import several
 
 Wrapped = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 OWNERS = ["aacquire", "arelease", "__aenter__", "aowned", "ahold_count"]
-
-
-def several(name: str, **options: Any) -> MultiLock:
-    return MultiLock(RLock(f"{name}:1"), FairLock(f"{name}:2"), **options)
 
 
 @pytest.fixture(params=[FairLock, RLock, ReadLock, WriteLock, several], ids=lambda each: each.__name__)
@@ -50,52 +46,32 @@ if sys.version_info < (3, 12):
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.parametrize("method", OWNERS)
-def test_a_call_that_is_a_task_of_its_own_is_refused(kind, redis_client, wrap, method):
-    async def body() -> None:
-        with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
-            await wrap(getattr(kind("stock:42"), method)())
-        told = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
-        assert type(told) is RuntimeError
-        assert [word for word in (method, "gather()", "wait_time=") if word not in str(told)] == []
-
-    asyncio.run(body())
+async def test_a_call_that_is_a_task_of_its_own_is_refused(kind, redis_client, wrap, method):
+    with pytest.raises((RuntimeError, ExceptionGroup)) as caught:
+        await wrap(getattr(kind("stock:42"), method)())
+    told = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
+    assert type(told) is RuntimeError
+    assert [word for word in (method, "gather()", "wait_time=") if word not in str(told)] == []
     assert not redis_client.keys("rlock:*")
 
 
-def test_two_at_once_are_refused_both(any_kind, redis_client):
-    async def body() -> None:
-        lock = any_kind("stock:42")
-        told = await asyncio.gather(lock.aacquire(), lock.aacquire(), return_exceptions=True)
-        assert [type(each) for each in told] == [RuntimeError, RuntimeError]
-
-    asyncio.run(body())
+async def test_two_at_once_are_refused_both(any_kind, redis_client):
+    lock = any_kind("stock:42")
+    told = await asyncio.gather(lock.aacquire(), lock.aacquire(), return_exceptions=True)
+    assert [type(each) for each in told] == [RuntimeError, RuntimeError]
     assert HOLDS.snapshot() == []
     assert not redis_client.keys("rlock:*")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_for() makes a task of it")
-def test_wait_for_keeps_the_owner(any_kind):
-    async def body() -> None:
-        lock = any_kind("stock:42")
-        assert await asyncio.wait_for(lock.aacquire(), 5)
-        assert await lock.aowned()
-        await asyncio.wait_for(lock.arelease(), 5)
-
-    asyncio.run(body())
+async def test_wait_for_keeps_the_owner(any_kind):
+    lock = any_kind("stock:42")
+    assert await asyncio.wait_for(lock.aacquire(), 5)
+    assert await lock.aowned()
+    await asyncio.wait_for(lock.arelease(), 5)
 
 
-def test_a_time_limit_keeps_the_owner(any_kind):
-    async def body() -> None:
-        lock = any_kind("stock:42")
-        async with asyncio.timeout(5):
-            await lock.aacquire()
-        assert await lock.aowned()
-        await lock.arelease()
-
-    asyncio.run(body())
-
-
-def test_the_owner_is_the_task_that_awaits_a_call(any_kind):
+async def test_the_owner_is_the_task_that_awaits_a_call(any_kind):
     """Not the one that made it, whose hold it would enter again."""
 
     async def work(call: Coroutine[Any, Any, bool]) -> None:
@@ -107,76 +83,60 @@ def test_the_owner_is_the_task_that_awaits_a_call(any_kind):
         assert await lock.aowned()
         await lock.arelease()
 
-    async def body() -> None:
-        await lock.aacquire()
-        await asyncio.create_task(work(exclusive.aacquire(blocking=False)))
-        await lock.arelease()
-        await asyncio.create_task(take(lock.aacquire()))
-
     lock = any_kind("stock:42")
     exclusive = WriteLock("stock:42") if any_kind is ReadLock else lock
-    asyncio.run(body())
+    await lock.aacquire()
+    await asyncio.create_task(work(exclusive.aacquire(blocking=False)))
+    await lock.arelease()
+    await asyncio.create_task(take(lock.aacquire()))
     assert HOLDS.snapshot() == []
 
 
-def test_release_names_the_task_that_has_ended(any_kind):
+async def test_release_names_the_task_that_has_ended(any_kind):
     async def take() -> None:
         await lock.aacquire()
 
-    async def body() -> None:
-        await asyncio.create_task(take(), name="the taker")
-        for method in (lock.arelease, lambda: lock.aextend(5)):
-            with pytest.raises(LockNotOwnedError, match=r"acquired in 'the taker'.*ended.*asyncio.timeout") as caught:
-                await method()
-            assert caught.value.left_by == "the taker"
-
     lock = any_kind("stock:42")
-    asyncio.run(body())
+    await asyncio.create_task(take(), name="the taker")
+    for method in (lock.arelease, lambda: lock.aextend(5)):
+        with pytest.raises(LockNotOwnedError, match=r"acquired in 'the taker'.*ended.*asyncio.timeout") as caught:
+            await method()
+        assert caught.value.left_by == "the taker"
     HOLDS.clear()
 
 
-def test_release_does_not_name_a_task_that_goes_on(kind):
+async def test_release_does_not_name_a_task_that_goes_on(kind):
     async def hold(held: asyncio.Event, leave: asyncio.Event) -> None:
         async with kind("stock:42"):
             held.set()
             await leave.wait()
 
-    async def body() -> None:
-        held, leave = asyncio.Event(), asyncio.Event()
-        holding = asyncio.create_task(hold(held, leave))
-        await held.wait()
-        with pytest.raises(LockNotOwnedError, match="is not held by this owner") as caught:
-            await kind("stock:42").arelease()
-        assert caught.value.left_by is None
-        leave.set()
-        await holding
-
-    asyncio.run(body())
+    held, leave = asyncio.Event(), asyncio.Event()
+    holding = asyncio.create_task(hold(held, leave))
+    await held.wait()
+    with pytest.raises(LockNotOwnedError, match="is not held by this owner") as caught:
+        await kind("stock:42").arelease()
+    assert caught.value.left_by is None
+    leave.set()
+    await holding
 
 
-def test_questions_and_force_may_be_tasks_of_their_own(any_kind):
+async def test_questions_and_force_may_be_tasks_of_their_own(any_kind):
     """They query and free the lock, whoever owns it."""
-
-    async def body() -> None:
-        lock = any_kind("stock:42")
-        async with lock:
-            assert list(await asyncio.gather(lock.alocked(), other.alocked())) == [True, False]
-            left, _ = await asyncio.gather(lock.aremaining_lease(), lock.ainfo())
-            assert left > 0
-        assert list(await asyncio.gather(lock.aforce_release(), other.aforce_release())) == [False, False]
-
     other = RLock("stock:43")
-    asyncio.run(body())
+    lock = any_kind("stock:42")
+    async with lock:
+        assert list(await asyncio.gather(lock.alocked(), other.alocked())) == [True, False]
+        left, _ = await asyncio.gather(lock.aremaining_lease(), lock.ainfo())
+        assert left > 0
+    assert list(await asyncio.gather(lock.aforce_release(), other.aforce_release())) == [False, False]
 
 
-def test_an_owner_with_a_name_may_be_taken_in_any_task(kind):
-    async def body() -> None:
-        first, second = kind("stock:42", owner="order-7"), kind("stock:43", owner="order-7")
-        assert list(await asyncio.gather(first.aacquire(), second.aacquire())) == [True, True]
-        assert list(await asyncio.gather(first.aowned(), second.aowned())) == [True, True]
-        await asyncio.gather(first.arelease(), second.arelease())
-
-    asyncio.run(body())
+async def test_an_owner_with_a_name_may_be_taken_in_any_task(kind):
+    first, second = kind("stock:42", owner="order-7"), kind("stock:43", owner="order-7")
+    assert list(await asyncio.gather(first.aacquire(), second.aacquire())) == [True, True]
+    assert list(await asyncio.gather(first.aowned(), second.aowned())) == [True, True]
+    await asyncio.gather(first.arelease(), second.arelease())
     assert HOLDS.snapshot() == []
 
 

@@ -29,21 +29,18 @@ def test_thread_that_leaves_passes_its_wake_up_on(redis_client):
     second.close()
 
 
-def test_task_that_leaves_passes_its_wake_up_on(redis_client):
-    async def body() -> None:
-        driver: Any = async_driver("default")
-        first, second = [await driver.listen(CHANNEL, None) for _ in range(2)]
-        redis_client.publish(CHANNEL, "0")
-        await asyncio.to_thread(eventually, lambda: first._event.is_set)
-        first.close()
-        assert await second.wait(UNTIL_SERVED) is True
-        first, third = second, await driver.listen(CHANNEL, None)
-        first.wake()
-        first.close()  # before its loop has seen the wake-up
-        assert await third.wait(UNTIL_SERVED) is True
-        third.close()
-
-    asyncio.run(body())
+async def test_task_that_leaves_passes_its_wake_up_on(redis_client):
+    driver: Any = async_driver("default")
+    first, second = [await driver.listen(CHANNEL, None) for _ in range(2)]
+    redis_client.publish(CHANNEL, "0")
+    await asyncio.to_thread(eventually, lambda: first._event.is_set)
+    first.close()
+    assert await second.wait(UNTIL_SERVED) is True
+    first, third = second, await driver.listen(CHANNEL, None)
+    first.wake()
+    first.close()  # before its loop has seen the wake-up
+    assert await third.wait(UNTIL_SERVED) is True
+    third.close()
 
 
 def test_each_message_wakes_another_waiter(redis_client):

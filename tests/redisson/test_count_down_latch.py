@@ -13,10 +13,6 @@ def latch() -> CountDownLatch:
     return CountDownLatch("latch")
 
 
-async def wait(binding, latch: CountDownLatch, wait_time: float | None = None) -> bool:
-    return await latch.await_(wait_time) if binding.name == "async" else latch.wait(wait_time)
-
-
 async def test_single_count_down_await_single_instance(binding, latch):
     """Each waiter that gets through finds that all have counted down."""
     owners = 12
@@ -26,7 +22,7 @@ async def test_single_count_down_await_single_instance(binding, latch):
     async def work() -> tuple[int, int]:
         counted.append(None)
         await binding.call(latch, "count_down")
-        assert await wait(binding, latch)
+        assert await binding.call(latch, "wait")
         return len(counted), await binding.call(latch, "count")
 
     assert await all_together(binding, owners, work) == [(owners, 0)] * owners

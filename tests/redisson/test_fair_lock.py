@@ -8,9 +8,8 @@ import pytest
 
 from django_rlock import FairLock, LockUnavailableError
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.bindings import elsewhere, visit
+from tests.bindings import elsewhere, held_elsewhere, visit
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.redisson.others import held_elsewhere
 
 KEY = "rlock:lock"
 QUEUE = f"rlock_queue:{{{KEY}}}"

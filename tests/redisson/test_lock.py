@@ -13,26 +13,15 @@ import pytest
 from django_rlock import LockLostError, RLock
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.bindings import elsewhere
+from tests.bindings import held_elsewhere
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
 from tests.redisson.crowds import LOOPS, PROCESSES, WORK, asks_the_server, in_processes
-from tests.redisson.others import held_elsewhere
 
 each_kind = pytest.mark.parametrize(
     "made",
     ["RLock('lock')", "FairLock('lock')", "SpinLock('lock')", "MultiLock(RLock('lock:1'), RLock('lock:2'))"],
     ids=["lock", "fair", "spin", "group"],
 )
-
-
-async def test_try_lock_wait(binding, kind):
-    """The wait ends at its time: no earlier, and long before the holder's lease, whose end would give the lock."""
-    assert await elsewhere(binding, kind("lock"), "acquire", lease_time=5)
-    began = time.monotonic()
-    assert await binding.acquire(kind("lock"), wait_time=0.3) is False
-    assert time.monotonic() - began >= 0.3
-    assert await binding.call(kind("lock"), "force_release"), "its lease has not ended"
-    HOLDS.clear()
 
 
 def test_lock_uninterruptibly(kind):

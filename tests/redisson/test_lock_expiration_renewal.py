@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock import LockLostError, ReadWriteLock, RLock
 from django_rlock.locks.holds import HOLDS
-from tests.redisson.others import held_elsewhere
+from tests.bindings import held_elsewhere
 
 SHORT = {"WATCHDOG_TIMEOUT": 3.0}
 

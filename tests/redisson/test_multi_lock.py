@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_rlock import FencedLock, MultiLock, RLock
+from django_rlock import MultiLock, RLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.signals import lock_acquired
 from tests.bindings import elsewhere
 
 NAMES = "first", "second", "third"
@@ -15,16 +14,6 @@ NAMES = "first", "second", "third"
 @pytest.fixture
 def three() -> MultiLock:
     return MultiLock(*map(RLock, NAMES))
-
-
-async def test_renew_expiration(binding, settings):
-    """The watchdog renews each member."""
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0}}
-    async with binding.inside(MultiLock(RLock("a"), FencedLock("b"))):
-        before = [hold.deadline for hold in HOLDS.snapshot()]
-        await binding.until(
-            lambda: all(hold.deadline > was for hold, was in zip(HOLDS.snapshot(), before, strict=True))
-        )
 
 
 async def test_try_lock_wait(binding, three):
@@ -46,26 +35,3 @@ async def test_wait_and_lease_timeouts(binding, three):
     assert await binding.call(three, "locked")
     assert await binding.call(three, "force_release")
     HOLDS.clear()
-
-
-class Interruption(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-async def test_lock_is_not_renewed_after_interrupted_try_lock(binding, three, redis_client, place):
-    """Interrupted when a member was taken, of which the caller never learns."""
-    for lock in (three, MultiLock(FencedLock("a"), FencedLock("b"), FencedLock("c"))):
-        taken: list[object] = []
-
-        def interrupted(lock: object, taken: list[object] = taken, **_: object) -> None:
-            taken.append(lock)
-            if len(taken) > place:
-                raise Interruption
-
-        lock_acquired.connect(interrupted)
-        with pytest.raises(Interruption):
-            await binding.acquire(lock)
-        lock_acquired.disconnect(interrupted)
-        assert HOLDS.snapshot() == []
-        await binding.until(lambda: not redis_client.keys("rlock:*"))

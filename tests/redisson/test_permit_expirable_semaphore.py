@@ -49,44 +49,11 @@ async def test_update_lease_time(binding, redis_client, semaphore):
     assert await binding.call(semaphore, "acquire", wait_time=20)
 
 
-@pytest.mark.lengthy
-async def test_expiration(binding, redis_client, semaphore):
-    """What has a time to live goes with all that belongs to it; what was asked is forgotten in two minutes."""
-    await binding.call(semaphore, "try_set_permits", 1, ttl=3)
-    assert await binding.call(semaphore, "acquire", lease_time=0.2)
-    assert redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout") == 2
-    await binding.until(lambda: not redis_client.exists("rlock:semaphore", "{rlock:semaphore}:timeout"))
-    assert all(0 < redis_client.ttl(key) <= 120 for key in redis_client.keys("*semaphore*"))
-
-
 def test_concurrency_loop_multi_instance(clients, redis_client, semaphore):
     semaphore.try_set_permits(1)
     in_processes(clients, [f"count({LOOPS}, PermitExpirableSemaphore('semaphore').permit)"] * 4)
     assert redis_client.get("counter") == str(PROCESSES * 4 * LOOPS)
     assert semaphore.available_permits() == 1
-
-
-async def test_release_many_expired_does_not_throw(binding, redis_client, semaphore):
-    """Leases that ended harm no acquire after them."""
-    await binding.call(semaphore, "try_set_permits", 10)
-    await binding.call(semaphore, "acquire", 6, lease_time=0.1)
-    await ended(binding, redis_client)
-    permit = await binding.call(semaphore, "acquire", 1)
-    assert await binding.call(semaphore, "available_permits") == 9
-    await binding.call(permit, "release")
-    assert await binding.call(semaphore, "available_permits") == 10
-
-
-async def test_try_release_many_expired(binding, redis_client, semaphore):
-    """An ended permit cannot be released, and comes back with the next release of a live one."""
-    await binding.call(semaphore, "try_set_permits", 10)
-    old = await binding.call(semaphore, "acquire", 3, lease_time=0.1)
-    live = await binding.call(semaphore, "acquire", 3, lease_time=20)
-    await ended(binding, redis_client, live=3)
-    assert await binding.call(semaphore, "try_release", live) == 3
-    assert await binding.call(semaphore, "available_permits") == 10
-    assert await binding.call(semaphore, "try_release", old) == 0
-    assert await binding.call(semaphore, "available_permits") == 10
 
 
 @pytest.mark.parametrize("wanted", [(2, 2), (1, 2)])

@@ -9,8 +9,8 @@ from django_rlock import RLock
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.registry import listener, sync_driver
 from django_rlock.locks.holds import WAITS
+from tests.bindings import held_elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
-from tests.redisson.others import held_elsewhere
 
 CHANNEL = "redisson_lock__channel:{rlock:lock}"
 

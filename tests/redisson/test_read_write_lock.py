@@ -63,17 +63,6 @@ async def test_read_lock_expiration_renewal(binding, settings):
     await all_together(binding, 10, read_twice)
 
 
-async def test_read_lock_lease_timeout_diff_threads_rrw(binding):
-    """A reader that comes and goes does not lengthen what another left behind."""
-    began = time.monotonic()
-    await binding.acquire(ReadLock("lock", owner="dead"), lease_time=0.3)
-    await binding.sleep(0.15)
-    await visit(binding, ReadLock("lock", lease_time=LONG))
-    await visit(binding, WriteLock("lock"))
-    assert 0.25 < time.monotonic() - began < 20
-    await all_lost(binding)
-
-
 @pytest.mark.lengthy
 async def test_read_lock_lease_timeout(binding, redis_client):
     """The reader itself may write when its lease has ended, which the end of an inner hold counts anew."""
@@ -95,16 +84,3 @@ def test_concurrency_multi_instance(clients, redis_client, pairs, loops):
     pair = [f"count({loops}, lambda: WriteLock('lock'))", f"look({loops}, lambda: ReadLock('lock'))"]
     in_processes(clients, pair * pairs)
     assert redis_client.get("counter") == str(PROCESSES * pairs * loops)
-
-
-@pytest.mark.thorough
-async def test_multi_instance_zombie_read_lock_performance(binding, clients):
-    """A writer gets in soon after twenty readers who died with three holds each."""
-    (dead,) = clients(1, WATCHDOG_TIMEOUT=4.0)
-    reader = "__import__('django_rlock').ReadLock('lock', owner=f'dead {number}')"
-    dead.do(f"[{reader}.acquire() for number in range(20) for _ in range(3)]")
-    assert not await binding.acquire(WriteLock("lock"), blocking=False)
-    dead.kill()
-    began = time.monotonic()
-    await visit(binding, WriteLock("lock"))
-    assert time.monotonic() - began < 20
