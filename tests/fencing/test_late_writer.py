@@ -12,10 +12,8 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from django_rlock import FencedLock, LockLostError, StaleTokenError, fenced
-from example_project.embedded import EmbeddedServer
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.fencing.models import Shop, Stock
-from tests.processes import ClientProcess, RemoteError
 
 OLD, NEW = 1_700_000_000_000_001, 1_700_000_000_000_002
 
@@ -74,43 +72,6 @@ def test_the_late_write_is_refused(write: Write, stock: Stock, start: Callable[.
         start(second_holder).result(UNTIL_SERVED)  # it waits until the lease has ended
         with pytest.raises(StaleTokenError, match="'stock:42'"):
             write(read, token)
-    assert Stock.objects.values_list("count", flat=True).get() == 4
-
-
-LATE = """exec('''
-from django.db import connections
-connections.databases["default"].update(%r)
-from django_rlock import FencedLock, fenced
-from tests.fencing.models import Stock
-def read():
-    lock = FencedLock("stock:42", lease_time=2)
-    lock.acquire()
-    state.update(stock=Stock.objects.get(), token=lock.token)
-def write(by_save):
-    stock, token = state["stock"], state["token"]
-    if by_save:
-        stock.count -= 1
-        stock.save(fence=token)
-    else:
-        fenced(Stock.objects.filter(pk=stock.pk), token).update(count=stock.count - 1)
-''', globals())"""
-
-
-@pytest.mark.lengthy
-def test_a_process_that_is_stopped(stock: Stock, tables: str, server: EmbeddedServer) -> None:
-    settings = {key: connections.databases[tables].get(key) for key in ("ENGINE", "NAME", "USER", "HOST")}
-    settings["NAME"] = str(settings["NAME"])
-    with ClientProcess(server.url) as process:
-        process.do(LATE % settings)
-        process.do("read()")
-        process.pause()
-        with FencedLock("stock:42", wait_time=10) as lock:
-            stock.count = 4
-            stock.save(fence=lock.token)
-            process.resume()
-            for by_save in (True, False):
-                with pytest.raises(RemoteError, match="StaleTokenError"):
-                    process.do(f"write({by_save})")
     assert Stock.objects.values_list("count", flat=True).get() == 4
 
 

@@ -127,3 +127,15 @@ def java(redisson: Redisson, site: Site) -> Callable[..., JavaThread]:
         return redisson.thread(f"{name}-{number}", site.hasty if hasty else site.address)
 
     return thread
+
+
+@pytest.fixture
+def alice(java: Callable[..., JavaThread]) -> JavaThread:
+    """An owner on the other side."""
+    return java("alice")
+
+
+@pytest.fixture
+def bob(java: Callable[..., JavaThread]) -> JavaThread:
+    """Another owner on the other side."""
+    return java("bob")

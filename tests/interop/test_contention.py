@@ -65,7 +65,7 @@ GUESTS = {"plain": lock, "fair": fair_lock}
 
 @pytest.mark.parametrize("scene", [*PLACES, *long(PLAIN)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", ["plain", *long("fair")])
-def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, java):
+def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, alice):
     """Redisson's clients are not in its queue."""
     done = threading.Event()
 
@@ -75,7 +75,7 @@ def test_fair_lock_that_is_always_waited_for_lets_java_in(kind, name, site, java
             with ours:
                 time.sleep(0.001)
 
-    alice, theirs = java("alice"), GUESTS[kind](name)
+    theirs = GUESTS[kind](name)
     with ThreadPoolExecutor(3) as threads:
         here = [threads.submit(visit_until_done) for _ in range(3)]
         eventually(lambda: waiting_here() == 2)
@@ -119,9 +119,9 @@ async def test_fair_lock_of_java_that_is_always_waited_for_lets_us_in(kind, name
 
 @pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
-async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, site, java, binding):
+async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, site, binding, alice):
     """Its release notifies nobody."""
-    ours, theirs, alice = kind(name, lease_time=LEASE), spin_lock(name), java("alice")
+    ours, theirs = kind(name, lease_time=LEASE), spin_lock(name)
     alice.do(theirs, "lock", LEASE, "SECONDS")
 
     async def visit() -> None:
@@ -136,8 +136,8 @@ async def test_spin_lock_of_java_is_taken_soon_after_its_release(kind, name, sit
 
 @pytest.mark.parametrize("scene", [*PLACES, *long(*FIELD)], indirect=True, ids=str)
 @pytest.mark.parametrize("kind", [RLock, *long(FairLock, FencedLock)])
-async def test_waiter_that_gives_up_leaves_javas_queue(kind, name, site, java, binding):
-    alice, bob, theirs, queue = java("alice"), java("bob"), fair_lock(name), helper("redisson_lock_queue", name)
+async def test_waiter_that_gives_up_leaves_javas_queue(kind, name, site, binding, alice, bob):
+    theirs, queue = fair_lock(name), helper("redisson_lock_queue", name)
     alice.do(theirs, "lock", LEASE, "SECONDS")
     waiting = bob.begin(theirs, "lock", LEASE, "SECONDS")
     eventually(lambda: site.client.llen(queue) == 1)

@@ -15,8 +15,8 @@ async def visit(binding, ours: FencedLock) -> int:
         return ours.token
 
 
-async def test_tokens_rise_from_owner_to_owner(binding, name, site, java):
-    ours, alice, bob = FencedLock(name), java("alice"), java("bob")
+async def test_tokens_rise_from_owner_to_owner(binding, name, site, alice, bob):
+    ours = FencedLock(name)
     tokens = []
     for owner in alice, bob, alice:
         tokens.append(await visit(binding, ours))
@@ -26,19 +26,18 @@ async def test_tokens_rise_from_owner_to_owner(binding, name, site, java):
     assert tokens == sorted(set(tokens))
 
 
-async def test_python_continues_javas_tokens(binding, name, site, java):
+async def test_python_continues_javas_tokens(binding, name, site, alice):
     """Also where that is above its own clock."""
     ahead = 2**52
     site.client.set(helper("redisson_lock_token", name), ahead)
-    alice = java("alice")
     assert alice.do(fenced_lock(name), "lockAndGetToken") == ahead + 1
     alice.do(fenced_lock(name), "unlock")
     assert await visit(binding, FencedLock(name)) == ahead + 2
 
 
-async def test_re_entry(binding, name, site, java):
+async def test_re_entry(binding, name, site, alice):
     """Redisson draws another token then, ours keeps its own; the next owner's is above in both cases."""
-    ours, theirs, alice = FencedLock(name), fenced_lock(name), java("alice")
+    ours, theirs = FencedLock(name), fenced_lock(name)
     async with binding.inside(ours):
         outer = ours.token
         async with binding.inside(ours):
@@ -51,8 +50,8 @@ async def test_re_entry(binding, name, site, java):
     assert await visit(binding, ours) > tokens[-1]
 
 
-async def test_java_waits_for_its_token(binding, name, site, java):
-    ours, alice = FencedLock(name), java("alice")
+async def test_java_waits_for_its_token(binding, name, site, alice):
+    ours = FencedLock(name)
     assert await binding.acquire(ours, lease_time=LONG)
     site.start_counting()
     waiting = alice.begin(fenced_lock(name), "tryLockAndGetToken", LONG, LONG, "SECONDS")
@@ -63,8 +62,8 @@ async def test_java_waits_for_its_token(binding, name, site, java):
     alice.do(fenced_lock(name), "unlock")
 
 
-async def test_plain_lock_of_java_draws_no_token(binding, name, site, java):
-    ours, alice = FencedLock(name), java("alice")
+async def test_plain_lock_of_java_draws_no_token(binding, name, site, alice):
+    ours = FencedLock(name)
     before = await visit(binding, ours)
     alice.do(lock(name), "lock", LONG, "SECONDS")
     assert await binding.acquire(ours, blocking=False) is False

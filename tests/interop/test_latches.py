@@ -6,7 +6,7 @@ import pytest
 
 from django_rlock import CountDownLatch
 from tests.eventually import UNTIL_SERVED
-from tests.interop.redisson import JavaError, latch
+from tests.interop.redisson import JavaError, Target, latch
 from tests.interop.sites import PLACES, waiting_here
 
 LONG = 600
@@ -23,20 +23,20 @@ def ours(name) -> CountDownLatch:
     return CountDownLatch(name)
 
 
-async def passing(binding, ours: CountDownLatch, wait_time: float | None = None) -> bool:
-    return ours.wait(wait_time) if binding.name == "sync" else await ours.await_(wait_time)
+@pytest.fixture
+def theirs(name) -> Target:
+    return latch(name)
 
 
-async def test_counts(binding, ours, name, site, java):
-    theirs, alice = latch(name), java("alice")
-    assert await passing(binding, ours, 0) is True
+async def test_counts(binding, ours, site, java, theirs, alice):
+    assert await binding.call(ours, "wait", 0) is True
     assert alice.do(theirs, "trySetCount", 3) is True
     assert await binding.call(ours, "try_set_count", 5) is False
     await binding.call(ours, "count_down")
     assert await binding.call(ours, "count") == alice.do(theirs, "getCount") == 2
     alice.do(theirs, "countDown")
     assert await binding.call(ours, "count") == alice.do(theirs, "getCount") == 1
-    assert await passing(binding, ours, 0) is False
+    assert await binding.call(ours, "wait", 0) is False
     await binding.call(ours, "count_down")
     assert alice.do(theirs, "await", LONG, "SECONDS") is True
     assert await binding.call(ours, "try_set_count", 5) is True
@@ -44,35 +44,22 @@ async def test_counts(binding, ours, name, site, java):
     assert alice.do(theirs, "await", 1, "MILLISECONDS") is False
 
 
-@pytest.mark.parametrize("last", ["java", "python"])
-async def test_last_count_down_lets_all_waiters_go(binding, ours, name, site, java, last):
-    theirs, alice = latch(name), java("alice")
-    alice.do(theirs, "trySetCount", 2)
+@pytest.mark.parametrize("last", ["java counts down", "python counts down", "python deletes"])
+async def test_all_waiters_go_when_a_latch_opens(binding, ours, name, site, java, last, theirs, alice):
+    alice.do(theirs, "trySetCount", 1)
     here, there = await waiters(binding, ours, name, site, java)
-    await binding.call(ours, "count_down")
-    if last == "java":
+    if last == "java counts down":
         alice.do(theirs, "countDown")
     else:
-        await binding.call(ours, "count_down")
+        await binding.call(ours, "delete" if last == "python deletes" else "count_down")
     for each in here:
         assert await binding.result(each) is True
     for each in there:
         assert each.result(UNTIL_SERVED) is True
 
 
-async def test_latch_that_python_deletes_lets_all_waiters_go(binding, ours, name, site, java):
-    java("alice").do(latch(name), "trySetCount", 2)
-    here, there = await waiters(binding, ours, name, site, java)
-    assert await binding.call(ours, "delete") is True
-    for each in here:
-        assert await binding.result(each) is True
-    for each in there:
-        assert each.result(UNTIL_SERVED) is True
-
-
-async def test_latch_that_java_deletes_lets_pythons_waiters_go(binding, ours, name, site, java):
+async def test_latch_that_java_deletes_lets_pythons_waiters_go(binding, ours, name, site, java, alice):
     """Its own wait on."""
-    alice = java("alice")
     alice.do(latch(name), "trySetCount", 2)
     here, there = await waiters(binding, ours, name, site, java)
     assert alice.do(latch(name), "delete") is True
@@ -93,7 +80,7 @@ async def test_hash_tag_in_a_cluster_is_beyond_redisson_alone(binding, site, jav
         java("alice").do(latch(name), "trySetCount", 1)
     ours = CountDownLatch(name)
     assert await binding.call(ours, "try_set_count", 1) is True
-    waiting = binding.start(passing, binding, ours)
+    waiting = binding.start(binding.call, ours, "wait")
     await binding.until(lambda: waiting_here() == 1)
     await binding.call(ours, "count_down")
     assert await binding.result(waiting) is True
@@ -101,7 +88,7 @@ async def test_hash_tag_in_a_cluster_is_beyond_redisson_alone(binding, site, jav
 
 async def waiters(binding, ours, name, site, java):
     """Two on each side, which sleep."""
-    here = [binding.start(passing, binding, ours) for _ in range(2)]
+    here = [binding.start(binding.call, ours, "wait") for _ in range(2)]
     await binding.until(lambda: waiting_here() == 2)
     site.start_counting()
     threads = [java(who) for who in ("bob", "carol")]

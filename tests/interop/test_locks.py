@@ -14,9 +14,10 @@ from django_rlock import (
     RLock,
     SpinLock,
 )
+from django_rlock.locks import BaseLock
 from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import ALIKE, PAIRS, Pair, helper
-from tests.interop.redisson import JavaError, fair_lock, lock
+from tests.interop.redisson import JavaError, Target, fair_lock, lock
 from tests.interop.sites import Scene
 
 LONG = 600
@@ -30,6 +31,16 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return PAIRS[request.param]
 
 
+@pytest.fixture
+def ours(pair: Pair, name: str) -> BaseLock:
+    return pair.ours(name)
+
+
+@pytest.fixture
+def theirs(pair: Pair, name: str) -> Target:
+    return pair.theirs(name)
+
+
 def left_by(pair: Pair, name: str) -> list[str]:
     return [helper(prefix, name) for prefix in pair.kept]
 
@@ -40,8 +51,7 @@ async def visit(binding, lock) -> None:
 
 
 @pytest.mark.parametrize("pair", LISTENING, indirect=True)
-async def test_release_by_java_wakes_python(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_release_by_java_wakes_python(binding, pair, name, site, ours, theirs, alice):
     alice.do(theirs, "lock", LONG, "SECONDS")
     assert await binding.acquire(ours, blocking=False) is False
     site.start_counting()
@@ -54,8 +64,7 @@ async def test_release_by_java_wakes_python(binding, pair, name, site, java):
     await binding.until(lambda: site.names() == left_by(pair, name))
 
 
-async def test_release_by_python_wakes_java(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_release_by_python_wakes_java(binding, pair, name, site, ours, theirs, alice):
     assert await binding.acquire(ours, lease_time=LONG)
     assert alice.do(theirs, "tryLock") is False
     site.start_counting()
@@ -69,9 +78,9 @@ async def test_release_by_python_wakes_java(binding, pair, name, site, java):
     await binding.until(lambda: site.names() == left_by(pair, name))
 
 
-async def test_fair_waiters_hear_javas_release(binding, name, site, java):
+async def test_fair_waiters_hear_javas_release(binding, name, site, alice):
     """No heartbeat helps: the first one comes much later. Two waiters, of whom the one that came first is first."""
-    pair, alice, served = PAIRS["fair"], java("alice"), []
+    pair, served = PAIRS["fair"], []
 
     async def visit_in_turn(number: int) -> None:
         lock = pair.ours(name, using="patient")
@@ -97,8 +106,8 @@ def two_at_once(name):
 
 @pytest.mark.parametrize("ours", [FairLock, RLock, SpinLock, FencedLock, two_at_once])
 @pytest.mark.parametrize("method", ["release", "force_release"])
-async def test_release_by_python_wakes_redissons_fair_waiter(binding, ours, method, name, site, java):
-    lock, theirs, alice = ours(name), fair_lock(name), java("alice")
+async def test_release_by_python_wakes_redissons_fair_waiter(binding, ours, method, name, site, alice):
+    lock, theirs = ours(name), fair_lock(name)
     assert await binding.acquire(lock, lease_time=LONG)
     site.start_counting()
     waiting = alice.begin(theirs, "lock", LONG, "SECONDS")
@@ -108,8 +117,7 @@ async def test_release_by_python_wakes_redissons_fair_waiter(binding, ours, meth
     alice.do(theirs, "unlock")
 
 
-async def test_re_entry_of_java_is_seen_by_python(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_re_entry_of_java_is_seen_by_python(binding, site, ours, theirs, alice):
     for count in 1, 2:
         alice.do(theirs, "lock", LONG, "SECONDS")
         assert alice.do(theirs, "getHoldCount") == count
@@ -121,8 +129,7 @@ async def test_re_entry_of_java_is_seen_by_python(binding, pair, name, site, jav
     await binding.release(ours)
 
 
-async def test_re_entry_of_python_is_seen_by_java(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_re_entry_of_python_is_seen_by_java(binding, site, ours, theirs, alice):
     for count in 1, 2:
         assert await binding.acquire(ours, lease_time=LONG)
         assert await binding.call(ours, "hold_count") == count
@@ -135,8 +142,7 @@ async def test_re_entry_of_python_is_seen_by_java(binding, pair, name, site, jav
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_each_side_knows_of_the_others_hold(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_each_side_knows_of_the_others_hold(binding, site, ours, theirs, alice):
     alice.do(theirs, "lock", LONG, "SECONDS")
     assert await binding.call(ours, "locked") is True
     assert await binding.call(ours, "hold_count") == 0
@@ -151,8 +157,7 @@ async def test_each_side_knows_of_the_others_hold(binding, pair, name, site, jav
     assert alice.do(theirs, "isLocked") is False
 
 
-async def test_end_of_javas_lease_lets_python_in(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_end_of_javas_lease_lets_python_in(binding, site, ours, theirs, alice):
     alice.do(theirs, "lock", int(SHORT * 1000), "MILLISECONDS")
     assert await binding.acquire(ours) is True
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
@@ -160,8 +165,7 @@ async def test_end_of_javas_lease_lets_python_in(binding, pair, name, site, java
     await binding.release(ours)
 
 
-async def test_end_of_pythons_lease_lets_java_in(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_end_of_pythons_lease_lets_java_in(binding, site, ours, theirs, alice):
     assert await binding.acquire(ours, lease_time=SHORT)
     alice.do(theirs, "lock", LONG, "SECONDS")
     with pytest.raises(LockLostError):
@@ -171,8 +175,7 @@ async def test_end_of_pythons_lease_lets_java_in(binding, pair, name, site, java
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_python_forces_javas_lock(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_python_forces_javas_lock(binding, site, ours, theirs, alice):
     alice.do(theirs, "lock")
     assert await binding.call(ours, "force_release") is True
     assert await binding.call(ours, "force_release") is False
@@ -181,8 +184,7 @@ async def test_python_forces_javas_lock(binding, pair, name, site, java):
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_java_forces_pythons_lock(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_java_forces_pythons_lock(binding, site, ours, theirs, alice):
     assert await binding.acquire(ours)
     assert alice.do(theirs, "forceUnlock") is True
     assert alice.do(theirs, "forceUnlock") is False
@@ -191,8 +193,7 @@ async def test_java_forces_pythons_lock(binding, pair, name, site, java):
 
 
 @pytest.mark.parametrize("pair", ALIKE, indirect=True)
-async def test_forcing_wakes_the_other_sides_waiter(binding, pair, name, site, java):
-    ours, theirs, alice, bob = pair.ours(name), pair.theirs(name), java("alice"), java("bob")
+async def test_forcing_wakes_the_other_sides_waiter(binding, site, ours, theirs, alice, bob):
     alice.do(theirs, "lock", LONG, "SECONDS")
     site.start_counting()
     waiting = bob.begin(theirs, "lock", LONG, "SECONDS")
@@ -202,8 +203,7 @@ async def test_forcing_wakes_the_other_sides_waiter(binding, pair, name, site, j
     bob.do(theirs, "unlock")
 
 
-async def test_neither_side_releases_what_the_other_holds(binding, pair, name, site, java):
-    ours, theirs, alice = pair.ours(name), pair.theirs(name), java("alice")
+async def test_neither_side_releases_what_the_other_holds(binding, site, ours, theirs, alice):
     assert await binding.acquire(ours, lease_time=LONG)
     with pytest.raises(JavaError, match=r"^IllegalMonitorStateException"):
         alice.do(theirs, "unlock")
@@ -216,25 +216,10 @@ async def test_neither_side_releases_what_the_other_holds(binding, pair, name, s
     alice.do(theirs, "unlock")
 
 
-@pytest.mark.parametrize("ours", [FairLock, RLock])
-async def test_redissons_fair_lock_excludes_ours(binding, ours, name, site, java):
-    """Its queue differs from ours, and its release notifies its own waiters only."""
-    lock, theirs, alice = ours(name), fair_lock(name), java("alice")
-    alice.do(theirs, "lock", LONG, "SECONDS")
-    assert await binding.acquire(lock, blocking=False) is False
-    alice.do(theirs, "unlock")
-    assert await binding.acquire(lock, lease_time=LONG) is True
-    assert alice.do(theirs, "tryLock") is False
-    await binding.release(lock)
-    assert alice.do(theirs, "tryLock") is True
-    alice.do(theirs, "unlock")
-
-
 @pytest.mark.parametrize("scene", [Scene("sync", "cluster", "bare")], ids=str)
 @pytest.mark.parametrize("name", ["{a", "a}", "a{b", "{}a", "}a"])
-async def test_names_with_a_lone_brace_are_refused_by_both(binding, name, site, java):
+async def test_names_with_a_lone_brace_are_refused_by_both(binding, name, site, alice):
     """Redisson's helper keys are in other slots than the lock, which it cannot unlock."""
-    alice = java("alice")
     alice.do(lock(name), "lock", 1, "SECONDS")
     with pytest.raises(JavaError, match="CROSSSLOT"):
         alice.do(lock(name), "unlock")

@@ -7,7 +7,7 @@ import pytest
 from django_rlock import PermitExpirableSemaphore, PermitNotHeldError
 from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import helper
-from tests.interop.redisson import JavaError, expirable_semaphore
+from tests.interop.redisson import JavaError, Target, expirable_semaphore
 
 LONG = 600
 SHORT = 0.1
@@ -18,13 +18,17 @@ def ours(name) -> PermitExpirableSemaphore:
     return PermitExpirableSemaphore(name)
 
 
+@pytest.fixture
+def theirs(name) -> Target:
+    return expirable_semaphore(name)
+
+
 async def take(binding, ours: PermitExpirableSemaphore, **times) -> str:
     permit = await binding.call(ours, "acquire", **times)
     return permit.id
 
 
-async def test_numbers(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_numbers(binding, ours, site, theirs, alice):
     assert alice.do(theirs, "trySetPermits", 5) is True
     assert await binding.call(ours, "try_set_permits", 7) is False
     await binding.call(ours, "acquire", 2)
@@ -40,8 +44,7 @@ async def test_numbers(binding, ours, name, site, java):
         assert await binding.call(ours, "available_permits") == alice.do(theirs, "availablePermits") == total - 3
 
 
-async def test_ids_go_from_side_to_side(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_ids_go_from_side_to_side(binding, ours, site, theirs, alice):
     alice.do(theirs, "trySetPermits", 3)
     permit = await binding.call(ours, "acquire", lease_time=LONG)
     several = await binding.call(ours, "acquire", 2)
@@ -57,8 +60,7 @@ async def test_ids_go_from_side_to_side(binding, ours, name, site, java):
     assert await binding.call(ours, "available_permits") == 3
 
 
-async def test_leases_are_changed_from_the_other_side(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_leases_are_changed_from_the_other_side(binding, ours, site, theirs, alice):
     alice.do(theirs, "trySetPermits", 2)
     permit = await binding.call(ours, "acquire")
     assert alice.do(theirs, "getLeaseTime", permit.id) == -1
@@ -70,8 +72,7 @@ async def test_leases_are_changed_from_the_other_side(binding, ours, name, site,
     assert LONG - 60 < alice.do(theirs, "getLeaseTime", their_id) / 1000 <= LONG
 
 
-async def test_release_by_java_wakes_python(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_release_by_java_wakes_python(binding, ours, name, site, theirs, alice):
     alice.do(theirs, "trySetPermits", 1)
     permit = alice.do(theirs, "acquire", LONG, "SECONDS")
     site.start_counting()
@@ -83,8 +84,7 @@ async def test_release_by_java_wakes_python(binding, ours, name, site, java):
     assert payloads == ["1"]
 
 
-async def test_release_by_python_wakes_java(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_release_by_python_wakes_java(binding, ours, name, site, theirs, alice):
     assert await binding.call(ours, "try_set_permits", 1)
     permit = await binding.call(ours, "acquire", lease_time=LONG)
     site.start_counting()
@@ -96,8 +96,7 @@ async def test_release_by_python_wakes_java(binding, ours, name, site, java):
     assert payloads == ["1"]
 
 
-async def test_end_of_javas_lease_lets_python_in(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_end_of_javas_lease_lets_python_in(binding, ours, site, theirs, alice):
     alice.do(theirs, "trySetPermits", 1)
     their_id = alice.do(theirs, "acquire", int(SHORT * 1000), "MILLISECONDS")
     permit = await binding.call(ours, "acquire", lease_time=LONG)
@@ -106,8 +105,7 @@ async def test_end_of_javas_lease_lets_python_in(binding, ours, name, site, java
     await binding.call(ours, "release", permit)
 
 
-async def test_end_of_pythons_lease_lets_java_in(binding, ours, name, site, java):
-    theirs, alice = expirable_semaphore(name), java("alice")
+async def test_end_of_pythons_lease_lets_java_in(binding, ours, site, theirs, alice):
     assert await binding.call(ours, "try_set_permits", 1)
     permit = await binding.call(ours, "acquire", lease_time=SHORT)
     their_id = alice.do(theirs, "acquire")

@@ -24,8 +24,7 @@ def ours(name) -> ReadWriteLock:
     return ReadWriteLock(name)
 
 
-async def test_writers_wait_for_the_readers_of_both_sides(binding, ours, name, site, java):
-    alice, bob = java("alice"), java("bob")
+async def test_writers_wait_for_the_readers_of_both_sides(binding, ours, name, site, alice, bob):
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     for _ in range(2):
         assert await binding.acquire(ours.read_lock, lease_time=LONG)
@@ -56,8 +55,7 @@ async def test_all_readers_in_java_wake_when_python_has_written(binding, ours, n
     await binding.until(lambda: site.names() == [])
 
 
-async def test_all_readers_in_python_wake_when_java_has_written(binding, ours, name, site, java):
-    alice = java("alice")
+async def test_all_readers_in_python_wake_when_java_has_written(binding, ours, name, site, alice):
     alice.do(write_lock(name), "lock", LONG, "SECONDS")
     waiting = [binding.start(read, binding, ours) for _ in range(2)]
     await binding.until(lambda: waiting_here() == 2)
@@ -67,9 +65,8 @@ async def test_all_readers_in_python_wake_when_java_has_written(binding, ours, n
     await binding.until(lambda: site.names() == [])
 
 
-async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(binding, ours, name, site, java):
+async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(binding, ours, name, site, alice):
     """Of which Redisson's own writer notifies no one."""
-    alice = java("alice")
     for side in ours.write_lock, ours.read_lock:
         assert await binding.acquire(side, lease_time=LONG)
     site.start_counting()
@@ -84,8 +81,7 @@ async def test_readers_in_java_wake_when_a_writer_in_python_steps_down(binding, 
     alice.do(read_lock(name), "unlock")
 
 
-async def test_writer_in_java_may_read_and_step_down(binding, ours, name, site, java):
-    alice = java("alice")
+async def test_writer_in_java_may_read_and_step_down(binding, ours, name, site, alice):
     for side in write_lock(name), read_lock(name):
         alice.do(side, "lock", LONG, "SECONDS")
     assert await binding.acquire(ours.read_lock, blocking=False) is False
@@ -97,9 +93,8 @@ async def test_writer_in_java_may_read_and_step_down(binding, ours, name, site, 
     await binding.until(lambda: site.names() == [])
 
 
-async def test_javas_release_leaves_pythons_reader_its_lease(binding, ours, name, site, java):
+async def test_javas_release_leaves_pythons_reader_its_lease(binding, ours, name, site, alice):
     """Redisson gives the lock the longest lease of the readers' holds, which it finds by the names of their keys."""
-    alice = java("alice")
     for _ in range(2):
         assert await binding.acquire(ours.read_lock, lease_time=LONG)
     alice.do(read_lock(name), "lock", 5, "SECONDS")
@@ -112,8 +107,7 @@ async def test_javas_release_leaves_pythons_reader_its_lease(binding, ours, name
     await binding.release(ours.read_lock)
 
 
-async def test_pythons_release_leaves_javas_reader_its_lease(binding, ours, name, site, java):
-    alice = java("alice")
+async def test_pythons_release_leaves_javas_reader_its_lease(binding, ours, name, site, alice):
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert await binding.acquire(ours.read_lock, lease_time=5)
     await binding.release(ours.read_lock)
@@ -121,8 +115,7 @@ async def test_pythons_release_leaves_javas_reader_its_lease(binding, ours, name
     alice.do(read_lock(name), "unlock")
 
 
-async def test_dead_reader_in_java_keeps_nobody_waiting(binding, ours, name, site, java):
-    alice, bob = java("alice"), java("bob")
+async def test_dead_reader_in_java_keeps_nobody_waiting(binding, ours, name, site, alice, bob):
     assert await binding.acquire(ours.read_lock, lease_time=LONG)
     alice.do(read_lock(name), "lock", int(SHORT * 1000), "MILLISECONDS")
     await binding.until(lambda: len(site.names()) == 2)
@@ -134,8 +127,7 @@ async def test_dead_reader_in_java_keeps_nobody_waiting(binding, ours, name, sit
     bob.do(write_lock(name), "unlock")
 
 
-async def test_dead_reader_in_python_keeps_nobody_waiting(binding, ours, name, site, java):
-    alice, bob = java("alice"), java("bob")
+async def test_dead_reader_in_python_keeps_nobody_waiting(binding, ours, name, site, alice, bob):
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert await binding.acquire(ours.read_lock, lease_time=SHORT)
     await binding.until(lambda: len(site.names()) == 2)
@@ -149,8 +141,7 @@ async def test_dead_reader_in_python_keeps_nobody_waiting(binding, ours, name, s
         await binding.release(ours.read_lock)
 
 
-async def test_no_side_upgrades(binding, ours, name, site, java):
-    alice = java("alice")
+async def test_no_side_upgrades(binding, ours, name, site, alice):
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert alice.do(write_lock(name), "tryLock") is False
     assert await binding.acquire(ours.read_lock, lease_time=LONG)
@@ -160,8 +151,7 @@ async def test_no_side_upgrades(binding, ours, name, site, java):
     alice.do(read_lock(name), "unlock")
 
 
-async def test_java_forces_the_readers(binding, ours, name, site, java):
-    alice, bob = java("alice"), java("bob")
+async def test_java_forces_the_readers(binding, ours, name, site, alice, bob):
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert await binding.acquire(ours.read_lock)
     assert bob.do(write_lock(name), "forceUnlock") is False
@@ -172,8 +162,7 @@ async def test_java_forces_the_readers(binding, ours, name, site, java):
         alice.do(read_lock(name), "unlock")
 
 
-async def test_python_forces_the_readers(binding, ours, name, site, java):
-    alice = java("alice")
+async def test_python_forces_the_readers(binding, ours, name, site, alice):
     alice.do(read_lock(name), "lock", LONG, "SECONDS")
     assert await binding.acquire(ours.read_lock)
     assert await elsewhere(binding, ours.read_lock, "force_release") is True

@@ -7,7 +7,7 @@ import pytest
 from django_rlock import Semaphore
 from tests.eventually import UNTIL_SERVED
 from tests.interop.pairs import helper
-from tests.interop.redisson import semaphore
+from tests.interop.redisson import Target, semaphore
 from tests.interop.sites import waiting_here
 
 
@@ -16,12 +16,16 @@ def ours(name) -> Semaphore:
     return Semaphore(name)
 
 
+@pytest.fixture
+def theirs(name) -> Target:
+    return semaphore(name)
+
+
 async def take(binding, ours: Semaphore, permits: int) -> None:
     assert await binding.call(ours, "acquire", permits)
 
 
-async def test_numbers(binding, ours, name, site, java):
-    theirs, alice = semaphore(name), java("alice")
+async def test_numbers(binding, ours, site, theirs, alice):
     assert alice.do(theirs, "trySetPermits", 5) is True
     assert await binding.call(ours, "try_set_permits", 7) is False
     assert await binding.call(ours, "acquire", 2, blocking=False) is True
@@ -43,8 +47,7 @@ async def test_numbers(binding, ours, name, site, java):
     assert alice.do(theirs, "availablePermits") == 7
 
 
-async def test_release_by_java_wakes_python(binding, ours, name, site, java):
-    theirs, alice = semaphore(name), java("alice")
+async def test_release_by_java_wakes_python(binding, ours, name, site, theirs, alice):
     alice.do(theirs, "trySetPermits", 2)
     alice.do(theirs, "acquire", 2)
     site.start_counting()
@@ -58,8 +61,7 @@ async def test_release_by_java_wakes_python(binding, ours, name, site, java):
     assert payloads == ["1", "2"]
 
 
-async def test_release_by_python_wakes_java(binding, ours, name, site, java):
-    theirs, alice = semaphore(name), java("alice")
+async def test_release_by_python_wakes_java(binding, ours, name, site, java, theirs, alice):
     assert await binding.call(ours, "try_set_permits", 2)
     assert await binding.call(ours, "acquire", 2)
     site.start_counting()
@@ -92,9 +94,8 @@ async def test_one_release_wakes_all_that_it_is_enough_for(binding, ours, name, 
     assert await binding.call(ours, "available_permits") == 0
 
 
-async def test_waiters_outlast_a_semaphore_that_is_short_of_permits(binding, ours, name, site, java):
+async def test_waiters_outlast_a_semaphore_that_is_short_of_permits(binding, ours, site, theirs, alice):
     """Redisson publishes the number of free permits even if it is below 0, which its own waiters do not accept."""
-    theirs, alice = semaphore(name), java("alice")
     assert alice.do(theirs, "trySetPermits", 0) is True
     site.start_counting()
     waiting = binding.start(take, binding, ours, 1)

@@ -24,6 +24,7 @@ from django_rlock._transport.servers import get_client, server
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
 from tests.bindings import BlockingBinding as Binding
+from tests.bindings import visit
 from tests.eventually import PATIENCE, eventually
 from tests.forking import in_child
 
@@ -87,14 +88,9 @@ def server_pid() -> int:
 async def test_locks_on_it(binding: Binding, folder: Path) -> None:
     async with binding.inside(RLock("stock:42")):
         assert lock_info("stock:42")
-        waiting = binding.start(visit, binding)
+        waiting = binding.start(visit, binding, RLock("stock:42"))
     await binding.result(waiting)
     assert lock_info("stock:42") is None
-
-
-async def visit(binding: Binding) -> None:
-    async with binding.inside(RLock("stock:42")):
-        pass
 
 
 def test_eight_processes_that_begin_at_once_share_one_server(folder: Path) -> None:
@@ -114,13 +110,6 @@ def test_a_killed_server_comes_back_with_its_holders_locks(folder: Path) -> None
             assert server_pid() != first
             assert lock.owned()
             assert not RLock("stock:1", owner="another").acquire(blocking=False)
-
-
-def test_it_ends_when_no_process_uses_it(folder: Path, settings: Any) -> None:
-    with RLock("stock:1"):
-        assert _is_running(folder)
-    settings.RLOCK = {}  # closes the connections
-    eventually(lambda: not _is_running(folder))
 
 
 def test_only_its_user_can_enter(folder: Path) -> None:

@@ -18,6 +18,7 @@ from django_rlock._transport.servers import get_client
 from django_rlock.checks import check_deployment, check_settings
 from django_rlock.inspection import lock_info
 from tests.bindings import BlockingBinding as Binding
+from tests.bindings import visit
 from tests.forking import in_child
 
 pytest.importorskip("lupa", reason="lupa, which fakeredis needs, has no wheels for this Python")
@@ -51,14 +52,9 @@ async def test_locks_in_memory(binding: Binding, in_memory: None) -> None:
     async with binding.inside(FairLock("stock:42")):
         assert get_client().exists("rlock:stock:42")
         assert lock_info("stock:42")
-        waiting = binding.start(visit, binding)
+        waiting = binding.start(visit, binding, FairLock("stock:42"))
     await binding.result(waiting)
     assert not get_client().exists("rlock:stock:42")
-
-
-async def visit(binding: Binding) -> None:
-    async with binding.inside(FairLock("stock:42")):
-        pass
 
 
 def test_a_forked_process_has_locks_of_its_own_and_says_so(in_memory: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.core.cache import cache
 from redis.exceptions import AuthenticationError
 
 from django_rlock import FairLock, FencedLock, LockLostError, LockUnavailableError, ReadWriteLock, RLock, Semaphore
@@ -53,26 +52,6 @@ def topology(started, use):
 
 def owner(topology):
     return owner_of(topology, topology.redis.keyslot(KEY))
-
-
-def commands(node, name):
-    with node.client() as client:
-        return client.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0)
-
-
-async def test_wake_up_comes_by_the_shard(binding, kind, topology):
-    node = owner(topology)
-    command(node, "CONFIG RESETSTAT")
-    lock = kind("stock:42")
-    await binding.acquire(lock)
-    waiting = binding.start(visit_alone, binding, kind("stock:42"), [])
-    await binding.until(WAITS.snapshot)
-    with node.client() as client:
-        await binding.until(lambda: client.execute_command("PUBSUB SHARDCHANNELS", CHANNELS[kind]))
-    await binding.release(lock)
-    await binding.result(waiting)
-    assert commands(node, "spublish") >= 1
-    assert commands(node, "publish") == 0
 
 
 async def test_try_again_is_tried_again(binding, topology):
@@ -239,11 +218,6 @@ def test_nothing_is_asked_before_the_first_lock(topology, use):
         RLock("stock:42").acquire(wait_time=0)
 
 
-def test_keys_in_several_slots_are_refused_with_advice(topology):
-    with pytest.raises(LockUnavailableError, match="braces"):
-        RLock("a}b").acquire(wait_time=0)
-
-
 def test_refused_name_leaves_nothing_to_clean_up(topology, caplog):
     caplog.set_level("DEBUG", "django_rlock")
     with pytest.raises(LockUnavailableError, match="braces"):
@@ -289,20 +263,6 @@ def test_reports_of_a_cluster_that_is_down(own_cluster):
             list(iter_locks())
         now = hold.since + 60 * number
         assert publisher.publish(now) > now, "it is tried again"
-
-
-def test_the_cache_itself(topology, use):
-    """With a user who may use the cache's keys as well."""
-    use(replace(topology, options=entry("cluster")["OPTIONS"] | {"STARTUP_NODES": []}))
-    cache.set("a", 1)
-    cache.set_many({"b": 2, "c": [3]})
-    assert cache.get_many(["a", "b", "c", "d"]) == {"a": 1, "b": 2, "c": [3]}
-    assert cache.incr("a") == 2
-    assert cache.add("a", 5) is False
-    cache.delete_many(["a", "b"])
-    assert cache.get_many(["a", "b", "c"]) == {"c": [3]}
-    cache.clear()
-    assert cache.get("c") is None
 
 
 @pytest.mark.lengthy
@@ -369,16 +329,6 @@ def test_the_map_is_not_asked_for_over_a_connection_that_was_refused(topology):
         _ask_slots("default", node)
     assert link.sock.fileno() == -1
     assert _ask_slots("default", node)
-
-
-async def test_a_cluster_without_the_factory_is_an_error_at_once(binding, kind, topology, settings):
-    """To an entry that names one node only, most keys are elsewhere."""
-    login = {name: topology.options[name] for name in ("USERNAME", "PASSWORD")}
-    settings.CACHES = {"default": {**topology.cache, "OPTIONS": login}}
-    elsewhere = next(name for name in map(str, range(99)) if slot_of(f"rlock:{name}") > 5460)
-    told = r"another node.*Redis Cluster.*'django_rlock\.cluster\.ConnectionFactory'"
-    with pytest.raises(LockUnavailableError, match=told):
-        await binding.acquire(kind(elsewhere), wait_time=3600)
 
 
 @pytest.mark.parametrize("wait", [{"blocking": False}, {"wait_time": 600}, {}], ids=["once", "long", "for ever"])

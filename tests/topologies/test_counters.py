@@ -5,10 +5,6 @@ from django_rlock.locks import counters
 from django_rlock.locks.holds import WAITS
 
 
-async def wait(binding, done):
-    return await done.await_() if binding.name == "async" else done.wait()
-
-
 async def test_semaphore(binding, topology):
     printers = Semaphore("printers")
     waiter = binding.start(binding.call, printers, "acquire")
@@ -50,7 +46,7 @@ async def test_latch(binding, topology):
     done = CountDownLatch("import:42")
     for opening in ("count_down", "delete"):
         await binding.call(done, "try_set_count", 1)
-        waiter = binding.start(wait, binding, done)
+        waiter = binding.start(binding.call, done, "wait")
         await binding.until(WAITS.snapshot)
         await binding.call(done, opening)
         assert await binding.result(waiter)
@@ -62,7 +58,7 @@ async def test_latch_whose_name_has_a_hash_tag(binding, topology, monkeypatch):
 
     done = CountDownLatch("{import}:42")
     await binding.call(done, "try_set_count", 1)
-    waiter = binding.start(wait, binding, done)
+    waiter = binding.start(binding.call, done, "wait")
     await binding.until(WAITS.snapshot)
     await binding.call(done, "count_down")
     assert await binding.result(waiter)

@@ -11,10 +11,9 @@ import redis
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
-from django_rlock import FairLock, FencedLock, RedLock, RLock, SpinLock, distributed_lock
+from django_rlock import FairLock, RedLock, RLock
 from django_rlock._transport.servers import clients_of
 from django_rlock.checks import check_settings
-from django_rlock.locks.holds import HOLDS
 from tests.eventually import PATIENCE
 from tests.topologies import djangos
 from tests.topologies.servers import djangos_encrypted
@@ -39,35 +38,6 @@ async def taken(binding: Any, client: Any) -> None:
 
 
 # --- what is locked --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [SpinLock, FencedLock], ids=lambda each: each.kind)
-async def test_the_other_kinds(binding, topology, use, kind):
-    use(topology)
-    async with binding.inside(kind("stock:42")):
-        assert topology.redis.exists(KEY)
-        assert not await binding.result(binding.start(try_once, binding, kind("stock:42")))
-    assert not topology.redis.exists(KEY)
-
-
-async def try_once(binding: Any, lock: Any) -> bool:
-    return await binding.acquire(lock, blocking=False)
-
-
-@distributed_lock("stock:<sku>")
-def buy(sku: int) -> list[str]:
-    return [hold.lock.name for hold in HOLDS.snapshot()]
-
-
-@distributed_lock("stock:<sku>")
-async def abuy(sku: int) -> list[str]:
-    return [hold.lock.name for hold in HOLDS.snapshot()]
-
-
-async def test_decorated_functions(binding, topology, use):
-    use(topology)
-    assert (await abuy(42) if binding.name == "async" else buy(42)) == ["stock:42"]
-    assert not topology.redis.exists(KEY)
 
 
 async def test_nodes(binding, own_server, settings):

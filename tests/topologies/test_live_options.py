@@ -46,8 +46,8 @@ async def test_a_pool_that_renews_its_password(
                 assert client.exists("rlock:stock:42")
 
 
-async def test_links_leave_nothing_in_the_books_of_a_pool(
-    binding: Binding, own_server: OwnServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+def test_links_leave_nothing_in_the_books_of_a_pool(
+    own_server: OwnServer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(pools.TOKEN, "now", "first")
     server = own_server(None, port=0, args=["--requirepass", "first"])

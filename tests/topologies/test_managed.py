@@ -7,6 +7,7 @@ import pytest
 
 from django_rlock import FairLock, RLock
 from tests.bindings import BlockingBinding as Binding
+from tests.bindings import visit
 from tests.conftest import OwnServer
 from tests.topologies.servers import command, watched
 from tests.topologies.ways import PASSWORD, Encrypted, port_of
@@ -16,13 +17,8 @@ BACKEND = "django_redis.cache.RedisCache"
 
 async def taken_and_waited_for(binding: Binding) -> None:
     async with binding.inside(FairLock("stock:42")):
-        waiting = binding.start(visit, binding)
+        waiting = binding.start(visit, binding, FairLock("stock:42"))
     await binding.result(waiting)
-
-
-async def visit(binding: Binding) -> None:
-    async with binding.inside(FairLock("stock:42")):
-        pass
 
 
 async def test_a_certificate_of_its_own(binding: Binding, settings: Any) -> None:

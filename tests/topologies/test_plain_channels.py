@@ -12,6 +12,7 @@ from django_rlock._redis import scripts
 from django_rlock._redis.keys import fair_release_keys, plain_mark, redisson_channel, release_keys
 from django_rlock._transport.registry import listener
 from django_rlock.locks.holds import WAITS
+from tests.bindings import visit
 from tests.eventually import PATIENCE
 from tests.topologies.servers import command
 from tests.topologies.slots import moving, owner_of
@@ -56,18 +57,12 @@ async def visits(binding, topology, number):
     """Owners that visit the lock one after the other: all but the first wait."""
     first = RLock("stock:42")
     await binding.acquire(first)
-    waiting = [binding.start(_visit, binding) for _ in range(number)]
+    waiting = [binding.start(visit, binding, first) for _ in range(number)]
     await binding.until(lambda: len(WAITS.snapshot()) == number)
     await binding.until(lambda: command(owner(topology), "PUBSUB SHARDNUMSUB", plain_mark(CHANNEL))[1] == 1)
     await binding.release(first)
     for each in waiting:
         await binding.result(each)
-
-
-async def _visit(binding):
-    lock = RLock("stock:42")
-    await binding.acquire(lock)
-    await binding.release(lock)
 
 
 async def test_without_others_no_message_goes_to_all_nodes(binding, topology):
@@ -114,7 +109,7 @@ async def test_first_living_waiter_of_javas_queue_is_told(binding, topology, way
     topology.redis.rpush(waiting, "long dead", "dead", "living")
     topology.redis.zadd(deadlines, {"long dead": 1, "dead": 4e15, "living": 1})
     with foreign_listener(owner(topology), f"{CHANNEL}:living", way) as theirs:
-        await _visit(binding)
+        await visit(binding, RLock("stock:42"))
         assert int(theirs.get_message(timeout=PATIENCE)["data"]) == 0
     assert topology.redis.lrange(waiting, 0, -1) == ["dead", "living"]
 
@@ -148,5 +143,5 @@ async def test_option_publishes_always(binding, topology, use):
     use(topology, PUBLISH_TO_ALL=True)
     elsewhere = next(node for node in topology.servers if node is not owner(topology))
     with foreign_listener(elsewhere) as theirs:
-        await _visit(binding)
+        await visit(binding, RLock("stock:42"))
         assert int(theirs.get_message(timeout=PATIENCE)["data"]) == 0

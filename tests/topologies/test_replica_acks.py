@@ -144,13 +144,6 @@ async def test_each_try_has_an_owner_id_of_its_own(binding, group, behind, use):
     assert await binding.result(waiting)
 
 
-@pytest.mark.lengthy
-async def test_says_how_many_confirmed(binding, group, behind, use):
-    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=3)
-    with pytest.raises(LockUnavailableError, match=r"1 of the 2 replicas"):
-        await binding.acquire(RLock("stock:42"), wait_time=0)
-
-
 @pytest.mark.parametrize("acks", [1, "majority"])
 async def test_enough_of_them(binding, kind, group, behind, use, acks):
     use(group, REPLICA_ACKS=acks)
@@ -196,23 +189,6 @@ async def test_a_grant_is_asked_about(binding, group, use):
         await binding.until(lambda: group.redis.zcard(queue_key(KEY)) == 1)
         waits_before.append(waits(group))
     await binding.result(waiting)
-
-
-async def test_other_kinds(binding, group, behind, use):
-    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
-    for lock in (FencedLock("stock:42"), MultiLock(FairLock("a"), FairLock("b"))):
-        with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
-            await binding.acquire(lock, wait_time=0)
-    assert not group.redis.exists(KEY, "rlock:a", "rlock:b")
-
-
-async def test_semaphore(binding, group, behind, use):
-    use(group, REPLICA_ACKS=2, REPLICA_ACK_TIMEOUT=0.05)
-    semaphore = Semaphore("seats")
-    await binding.call(semaphore, "try_set_permits", 3)
-    with pytest.raises(LockUnavailableError, match="of the 2 replicas"):
-        await binding.call(semaphore, "acquire", wait_time=0)
-    assert await binding.call(semaphore, "available_permits") == 3
 
 
 async def test_latch_takes_nothing(binding, group, behind, use):
