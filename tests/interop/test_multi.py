@@ -22,9 +22,9 @@ def both(name: str, kinds: list[str]) -> tuple[MultiLock, Target]:
 
 
 def state(site) -> dict[str, object]:
-    """The locks' hashes and the other keys, with any owner's id."""
+    """The locks' hashes and the other keys, with any owner's id. Redisson deletes its latch of a release later."""
     owner = re.compile(r"[0-9a-f-]{36}:\d+")
-    kept = [name for name in site.names() if "token" not in name]
+    kept = [name for name in site.names() if "token" not in name and "unlock_latch" not in name]
     return {
         owner.sub("owner", name): {
             owner.sub("owner", field): value for field, value in site.client.hgetall(name).items()
