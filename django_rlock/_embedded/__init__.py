@@ -96,7 +96,7 @@ def _mounts() -> Iterator[tuple[str, str]]:
     if MOUNTS.exists():
         for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
             before, _, after = line.partition(" - ")
-            yield re.sub(r"\\(\d{3})", _character, before.split()[4]), after.split()[0]
+            yield re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4]), after.split()[0]
         return
     try:  # macOS
         listed = subprocess.run(["/sbin/mount"], capture_output=True, text=True, timeout=5, check=False).stdout
@@ -104,10 +104,6 @@ def _mounts() -> Iterator[tuple[str, str]]:
         return
     for found in _MOUNT.finditer(listed):
         yield found["folder"], found["type"]
-
-
-def _character(escape: re.Match[str]) -> str:
-    return chr(int(escape[1], 8))
 
 
 def _user(number: int) -> str:
@@ -253,21 +249,16 @@ def _connected(path: str, limit: float) -> socket.socket:
 def _refuse_stranger(sock: socket.socket, path: str) -> None:
     """Raise redis-py's ConnectionError if another user's server listens: it would run our scripts as it likes. The
     folder may have been removed and made anew since its owner was checked."""
-    user = _user_at(sock)
+    user: int | None = None  # the system may not say
+    if hasattr(socket, "SO_PEERCRED"):  # Linux: process, user, group
+        user = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    elif sys.platform == "darwin":  # version, user, and groups
+        user = struct.unpack_from("2I", sock.getsockopt(0, _LOCAL_PEERCRED, 76))[1]
     if user is not None and user != os.geteuid():
         raise RedisConnectionError(
             f"The server at {path} belongs to {_user(user)}, and this process runs as {_user(os.geteuid())}. Remove "
             "its folder, or set FOLDER to another one, outside folders where all users may write"
         )
-
-
-def _user_at(sock: socket.socket) -> int | None:
-    """The user whose process listens at the other end of a unix socket; None if the system does not say."""
-    if hasattr(socket, "SO_PEERCRED"):  # Linux: process, user, group
-        return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
-    if sys.platform == "darwin":  # version, user, and groups
-        return int(struct.unpack_from("2I", sock.getsockopt(0, _LOCAL_PEERCRED, 76))[1])
-    return None
 
 
 def _output(command: list[str], folder: Path) -> str:

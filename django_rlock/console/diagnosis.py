@@ -394,15 +394,13 @@ class _ExaminedServer:
                     text = "a message does not arrive: waiters are not woken, and only poll occasionally"
                     yield self._finding("pubsub", "warning", text, "Use another server or proxy, or KIND 'spin'.")
                 except SERVER_ERRORS as error:
-                    yield self._unusable(channel, error)
+                    cause = cause_at(error, self._client, has_replied=True)
+                    family, happens = f"{channel.partition(':')[0]}:*", "refused" if meaning_of(error) else "unusable"
+                    text = f"the channels {family} are {happens}, so waiters only poll: {redacted(str(error))}"
+                    advice = _RIGHTS if cause.check == "rights" else cause.advice
+                    yield self._finding("pubsub", "warning", text, advice)
                 return
         yield self._finding("pubsub", "ok", "a message arrives")
-
-    def _unusable(self, channel: str, error: BaseException) -> Finding:
-        cause = cause_at(error, self._client, has_replied=True)
-        family, happens = f"{channel.partition(':')[0]}:*", "refused" if meaning_of(error) else "unusable"
-        text = f"the channels {family} are {happens}, so waiters only poll: {redacted(str(error))}"
-        return self._finding("pubsub", "warning", text, _RIGHTS if cause.check == "rights" else cause.advice)
 
     def _channels(self) -> Iterator[tuple[str, bool]]:
         """Names of channels as waiters use them, and whether they are sharded."""
@@ -410,19 +408,16 @@ class _ExaminedServer:
         if not is_cluster(self._options.alias):
             yield wake_channel(name), False
             yield redisson_channel(name), False
-        elif key := self._key_here(name):
-            yield wake_channel(name, key), True
-            yield redisson_channel(key), True
-            yield redisson_channel(key), False  # there Redisson's older clients are woken, and wake ours
-
-    def _key_here(self, name: str) -> str | None:
-        """A key whose slot this node of the cluster serves."""
+            return
         slots = slot_map(self._options.alias)
         slots.refresh()
         options = self._client.connection_pool.connection_kwargs
         here = options["host"], options["port"]
         names = (f"{name}:{number}" for number in range(SLOTS))
-        return next((key for key in names if slots.owner(slot_of(key)) == here), None)
+        if key := next((each for each in names if slots.owner(slot_of(each)) == here), None):
+            yield wake_channel(name, key), True
+            yield redisson_channel(key), True
+            yield redisson_channel(key), False  # there Redisson's older clients are woken, and wake ours
 
     def _receives(self, subscriber: Any, channel: str, sharded: bool) -> bool:
         kind = "s" if sharded else ""
@@ -443,9 +438,10 @@ class _ExaminedServer:
 def _sentinels(alias: str) -> Iterator[Finding]:
     """Which of the sentinels reply, and whether they know the primary."""
     for server in server_aliases(alias):
-        manager = getattr(source(server).pool, "sentinel_manager", None)
+        pool = source(server).pool
+        manager = getattr(pool, "sentinel_manager", None)
         if manager is not None:
-            yield _of_sentinels(alias, source(server).pool.service_name, manager.sentinels)
+            yield _of_sentinels(alias, pool.service_name, manager.sentinels)
 
 
 def _of_sentinels(alias: str, service: str, sentinels: Sequence[Any]) -> Finding:

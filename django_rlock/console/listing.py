@@ -99,7 +99,15 @@ class Listing:
     @cached_property
     def matching(self) -> list[Listed]:
         """All locks that match, in no order."""
-        return list(self._found())
+        found = list(self._locks)
+        for name, matches in _FILTERS.items():
+            if wanted := self._params.get(name):
+                found = [lock for lock in found if matches(lock, wanted)]
+        if self.query:
+            # Line feeds between the texts keep a search from matching across two of them.
+            words = self.query.casefold()
+            found = [lock for lock in found if words in "\n".join(lock.words).casefold()]
+        return found
 
     @cached_property
     def page(self) -> Page[Listed]:
@@ -146,7 +154,11 @@ class Listing:
 
     @property
     def headings(self) -> list[Heading]:
-        return [self._heading(column) for column in COLUMNS]
+        headings = [Heading(column, self.url(o=column.name), "") for column in COLUMNS]
+        order = "descending" if self._descending else "ascending"
+        reverse = self._column.name if self._descending else f"-{self._column.name}"
+        headings[COLUMNS.index(self._column)] = Heading(self._column, self.url(o=reverse), order)
+        return headings
 
     @property
     def is_filtered(self) -> bool:
@@ -193,29 +205,10 @@ class Listing:
         params = {name: value for name, value in self._params.items() if name != "p"} | changes
         return "?" + urlencode({name: value for name, value in params.items() if value != ""})
 
-    def _heading(self, column: Column) -> Heading:
-        if column is not self._column:
-            return Heading(column, self.url(o=column.name), "")
-        if self._descending:
-            return Heading(column, self.url(o=column.name), "descending")
-        return Heading(column, self.url(o=f"-{column.name}"), "ascending")
-
     def _options(self, name: str, labels: Mapping[str, Any], counts: Mapping[Any, int]) -> list[Option]:
         chosen = self._params.get(name, "")
         everything = Option("", gettext("All"), not chosen, self.total)
         return [everything, *(Option(v, label, v == chosen, counts.get(v, 0)) for v, label in labels.items())]
-
-    def _found(self) -> Iterable[Listed]:
-        """The locks that pass all filters."""
-        found: Iterable[Listed] = self._locks
-        for name, matches in _FILTERS.items():
-            if wanted := self._params.get(name):
-                found = [lock for lock in found if matches(lock, wanted)]
-        if self.query:
-            # Line feeds between the texts keep a search from matching across two of them.
-            words = self.query.casefold()
-            found = [lock for lock in found if words in "\n".join(lock.words).casefold()]
-        return found
 
 
 def _is_older(lock: Listed, seconds: str) -> bool:
@@ -389,6 +382,7 @@ def _lasting(lock: LockInfo) -> tuple[object, ...]:
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]
 """Labels and a value."""
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def exposition(overview: Overview) -> str:
@@ -424,9 +418,6 @@ def _gauge(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# HELP {name} {about}"
     yield f"# TYPE {name} gauge"
     for labels, value in samples:
-        shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        escaped = {label: text.translate(_ESCAPES) for label, text in labels.items()}
+        shown = ",".join(f'{label}="{text}"' for label, text in escaped.items())
         yield f"{name}{{{shown}}} {value:g}" if shown else f"{name} {value:g}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -151,28 +151,44 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         self._require(self.has_view_permission(request))
-        overview = Overview(request.GET.dict(), _is_refresh(request))
-        return _unless_unchanged(request, overview, lambda: self._list(request, overview, extra_context or {}))
+        overview = Overview(request.GET.dict(), REFRESH in request.headers)
 
-    def _list(self, request: HttpRequest, overview: Overview, extra_context: dict[str, Any]) -> HttpResponse:
-        context = {
-            "title": _("Locks"),
-            "listing": overview.listing,
-            "rows": [(Row(lock), Target.of(lock)) for lock in overview.locks],
-            "deadlocks": overview.deadlocks,
-            "summary": overview.summary,
-            "longest": overview.waited_for_longest,
-            "problems": _problems(overview),
-            "scan": overview.scan,
-            "may_release": self.has_force_release_permission(request),
-        }
-        return self._page(request, "change_list", context | extra_context)
+        def page() -> HttpResponse:
+            context = {
+                "title": _("Locks"),
+                "listing": overview.listing,
+                "rows": [(Row(lock), Target.of(lock)) for lock in overview.locks],
+                "deadlocks": overview.deadlocks,
+                "summary": overview.summary,
+                "longest": overview.waited_for_longest,
+                "problems": _problems(overview),
+                "scan": overview.scan,
+                "may_release": self.has_force_release_permission(request),
+            }
+            return self._page(request, "change_list", context | (extra_context or {}))
+
+        return _unless_unchanged(request, overview, page)
 
     def json_view(self, request: HttpRequest) -> HttpResponse:
         """A page of the list for programs. Owner ids are shortened. The status is 503 if nothing could be read."""
         self._require(_has_token(request) or self.has_view_permission(request))
-        overview = Overview(request.GET.dict(), _is_refresh(request))
-        return _unless_unchanged(request, overview, lambda: _list_for_programs(overview))
+        overview = Overview(request.GET.dict(), REFRESH in request.headers)
+
+        def page() -> HttpResponse:
+            listing, locks = overview.listing, overview.locks
+            problems = _problems(overview)  # after the locks were read, which may fail
+            document = {
+                "locks": [public_dict(lock) for lock in locks],
+                "summary": asdict(overview.summary),
+                "matching": len(listing.matching),
+                "total": listing.total,
+                "page": listing.page.number,
+                "pages": listing.page.paginator.num_pages,
+                "problems": problems,
+            }
+            return JsonResponse(document, status=503 if problems and not locks else 200)
+
+        return _unless_unchanged(request, overview, page)
 
     def metrics_view(self, request: HttpRequest) -> HttpResponse:
         """The numbers of locks, for Prometheus; the status is 503 if nothing could be read."""
@@ -218,7 +234,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
         try:
             if not name or using not in get_aliases():
                 raise Http404
-            lock = _read_lock(using, name, _is_refresh(request))
+            lock = _read_lock(using, name, REFRESH in request.headers)
             # Free locks have queued messages and a past, too.
             queued = queued_messages(using, [name])
             timeline = read_timeline(using, name, lock)
@@ -318,7 +334,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic for type
 
     def _release_one(self, request: HttpRequest, target: Target, reason: str) -> str:
         try:
-            freed = inspection.force_release(target.name, target.owner, target.using, reason, by=_operator(request))
+            operator = f"{request.user.get_username()} in the admin"
+            freed = inspection.force_release(target.name, target.owner, target.using, reason, by=operator)
             outcome, text = ("freed", "Force-released") if freed else ("gone", "Not freed: the owner no longer held it")
         except LockUnavailableError as error:
             outcome, text = "failed", f"Not freed: {error.reason}"
@@ -381,48 +398,22 @@ def _sent_token(request: HttpRequest) -> str | None:
     return token.strip(" \t") if scheme.lower() == "bearer" else None
 
 
-def _list_for_programs(overview: Overview) -> JsonResponse:
-    listing, locks = overview.listing, overview.locks
-    problems = _problems(overview)  # after the locks were read, which may fail
-    document = {
-        "locks": [public_dict(lock) for lock in locks],
-        "summary": asdict(overview.summary),
-        "matching": len(listing.matching),
-        "total": listing.total,
-        "page": listing.page.number,
-        "pages": listing.page.paginator.num_pages,
-        "problems": problems,
-    }
-    return JsonResponse(document, status=503 if problems and not locks else 200)
-
-
 def _unless_unchanged(request: HttpRequest, overview: Overview, respond: Callable[[], HttpResponse]) -> HttpResponse:
-    """The response, or 304 if the browser has it already."""
-    etag = _etag(request, overview)
-    if etag is None:
+    """The response, or 304 if the browser has it already: the ETag changes with the page, but not with the passing of
+    time, which the browser counts. A page with problems has none, nor one with messages, which are shown once."""
+    if len(messages.get_messages(request)) or list(overview.problems):
         return respond()
+    shown = overview.fingerprint, request.get_full_path(), request.user.pk, get_language(), __version__
+    # They decide which links and buttons the page has.
+    permissions = sorted(request.user.get_all_permissions())
+    etag = quote_etag(md5(repr((shown, permissions)).encode(), usedforsecurity=False).hexdigest())
     response = get_conditional_response(request, etag) or respond()
     response["ETag"] = etag
     return response
 
 
-def _etag(request: HttpRequest, overview: Overview) -> str | None:
-    """An ETag that changes with the page, but not with the passing of time, which the browser counts. None for a page
-    with messages, which are shown once, and for a page that shows problems."""
-    if len(messages.get_messages(request)) or list(overview.problems):
-        return None
-    shown = overview.fingerprint, request.get_full_path(), request.user.pk, get_language(), __version__
-    # They decide which links and buttons the page has.
-    permissions = sorted(request.user.get_all_permissions())
-    return quote_etag(md5(repr((shown, permissions)).encode(), usedforsecurity=False).hexdigest())
-
-
 def _problems(found: Overview | History) -> list[str]:
     return [problem_text(using, error) for using, error in found.problems]
-
-
-def _is_refresh(request: HttpRequest) -> bool:
-    return REFRESH in request.headers
 
 
 def _read_lock(using: str, name: str, is_refresh: bool) -> LockInfo | None:
@@ -456,7 +447,3 @@ def _with_locks(targets: list[Target]) -> list[Target]:
         names[target.using].append(target.name)
     found = {(using, lock.name): lock for using in names for lock in inspection.lock_infos(names[using], using)}
     return [replace(target, lock=found.get((target.using, target.name))) for target in targets]
-
-
-def _operator(request: HttpRequest) -> str:
-    return f"{request.user.get_username()} in the admin"

@@ -51,14 +51,11 @@ class Command(output.ShellCommand):
         )
 
     def handle(self, *, using: str | None, java: bool, format: str, watch: float | None, **_: Any) -> None:  # noqa: A002
-        if watch is None:
-            self._examine(using, java, format)
-        elif format == "text":
-            self._watch(watch, using, java)
-        else:
+        if watch is not None and format != "text":
             raise CommandError(f"--watch shows text; it cannot be combined with --format {format}.", returncode=USAGE)
-
-    def _examine(self, using: str | None, java: bool, format: str) -> None:  # noqa: A002
+        if watch is not None:
+            self._watch(watch, using, java)
+            return
         findings: list[Finding] = []
         for finding in _findings(using, java):
             findings.append(finding)
@@ -169,13 +166,8 @@ def _subscribers(client: Any, alias: str) -> _Observation:
         return "ok", text, ""
     sharded = _others(client.pubsub_shardchannels, client.pubsub_shardnumsub, count_marks)
     text += f" of all nodes, {sum(sharded.values())} on {len(sharded)} sharded channels"
-    if plain and sharded:
-        return (
-            "warning",
-            text,
-            "These two groups of Java clients don't wake each other: set one shardedSubscriptionMode.",
-        )
-    return "ok", text, ""
+    advice = "These two groups of Java clients don't wake each other: set one shardedSubscriptionMode."
+    return ("warning", text, advice) if plain and sharded else ("ok", text, "")
 
 
 def _others(

@@ -60,8 +60,12 @@ class Command(output.ShellCommand):
 def _text(info: LockInfo, with_stack: bool, width: int | None) -> Iterator[str]:
     yield from _lines(info, width)
     yield from _timeline_lines(read_timeline(info.using, info.name, info), width)
-    if with_stack:
-        yield from _stacks(info)
+    for holder in info.holders if with_stack else ():
+        yield f"\nstack of {holder}, innermost call last"
+        stack = holder_stack(info, holder)
+        if stack is None:
+            yield "  no reply: the process is paused or disconnected, has SHOW_STACKS off, or is a Java client"
+        yield from (f"  {printable(line)}" for line in stack or ())
 
 
 def _past_of(
@@ -115,9 +119,9 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
         yield f"{heading:<8}{printable(text)}"
     yield from output.deadlock_lines([info])
     if info.holders:
-        yield "\n" + output.table(
-            ["holder", "pid", "place", "doing", "holds", "held for", "owner"], _holders(info), within
-        )
+        headings = ["holder", "pid", "place", "doing", "holds", "held for", "owner"]
+        holders = ([*_party(each), each.count, each.held_for_text, each.owner] for each in info.holders)
+        yield "\n" + output.table(headings, holders, within)
     if info.rate is not None:
         yield f"\nacquired {info.rate_text}, last by"
         yield output.table(["holder", "pid", "place", "doing"], map(_party, info.recent), within)
@@ -133,7 +137,8 @@ def _lines(info: LockInfo, within: int | None) -> Iterator[str]:
     if info.queued:
         yield "\n" + output.table(HEADINGS, (message.row for message in info.queued), within)
     if info.nodes:
-        nodes = ([node, _on_node(owner)] for node, owner in info.nodes.items())
+        shown = {None: "does not respond", "": "free"}
+        nodes = ([node, shown.get(owner, owner)] for node, owner in info.nodes.items())
         yield "\n" + output.table(["node", "owner"], nodes, within)
 
 
@@ -145,23 +150,5 @@ def _document(info: LockInfo, with_stacks: bool) -> dict[str, Any]:
     return document
 
 
-def _stacks(info: LockInfo) -> Iterator[str]:
-    for holder in info.holders:
-        yield f"\nstack of {holder}, innermost call last"
-        stack = holder_stack(info, holder)
-        if stack is None:
-            yield "  no reply: the process is paused or disconnected, has SHOW_STACKS off, or is a Java client"
-        yield from (f"  {printable(line)}" for line in stack or ())
-
-
-def _holders(info: LockInfo) -> Iterator[list[object]]:
-    for holder in info.holders:
-        yield [*_party(holder), holder.count, holder.held_for_text, holder.owner]
-
-
 def _party(party: Party) -> list[object]:
     return [party.host or "–", party.pid or "–", party.place or "–", party.doing or "–"]
-
-
-def _on_node(owner: str | None) -> str:
-    return "does not respond" if owner is None else owner or "free"

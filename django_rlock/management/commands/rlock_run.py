@@ -39,17 +39,13 @@ class _Parser(CommandParser):
     """Keeps everything after the first ``--`` as it is; argparse would drop a second one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        own, program = _split(args)
+        dashes = args.index("--") if "--" in args else len(args)
+        own, program = list(args[:dashes]), list(args[dashes + 1 :])
         if not program and not {"-h", "--help"}.intersection(own):
             self.error("say what to run after two dashes, as in: rlock_run NAME -- COMMAND")
         namespace = namespace or Namespace()
         namespace.program = program
         return super().parse_known_args(own, namespace)
-
-
-def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    dashes = args.index("--") if "--" in args else len(args)
-    return list(args[:dashes]), list(args[dashes + 1 :])
 
 
 class Command(ShellCommand):
@@ -170,8 +166,9 @@ class Program:
         if threading.current_thread() is not threading.main_thread():
             yield  # other threads get no signals
             return
-        handlers: dict[int, Any] = dict.fromkeys(_PASSED_SIGNALS, self._pass_on)
-        handlers = {number: handler for number, handler in handlers.items() if not _is_ignored(number)}
+        # nohup makes the program ignore SIGHUP.
+        passed_on = [number for number in _PASSED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        handlers: dict[int, Any] = dict.fromkeys(passed_on, self._pass_on)
         with _handled(handlers | {signal.SIGCHLD: _wake_up}), _readable_signals() as self._signals:
             yield
 
@@ -207,10 +204,6 @@ class Program:
                 process.send_signal(number)
             else:
                 os.killpg(process.pid, number)
-
-
-def _is_ignored(number: int) -> bool:
-    return signal.getsignal(number) is signal.SIG_IGN  # as nohup sets it
 
 
 def _wake_up(_number: int, _frame: FrameType | None) -> None:
