@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error
@@ -80,7 +80,10 @@ def _no_checks() -> Iterator[None]:
 
 
 def _found() -> list[CheckMessage]:
-    tasks = _locked_tasks()
+    from celery import current_app
+
+    registered: list[Any] = [task for _, task in sorted(current_app.tasks.items())]
+    tasks: list[AbstractTask[..., Any]] = [task for task in registered if getattr(task, "_is_locked", False)]
     found = [message for task in tasks for message in (*_errors(task), *_doubts(task))]
     return [*found, *_leftovers()] if tasks else found
 
@@ -97,39 +100,23 @@ def _leftovers() -> Iterator[CheckMessage]:
                 yield CheckWarning(text, hint=HINT, id="django_rlock.W023")
 
 
-def _locked_tasks() -> list[AbstractTask[..., Any]]:
-    from celery import current_app
-
-    tasks: list[Any] = [task for _, task in sorted(current_app.tasks.items())]
-    return [task for task in tasks if getattr(task, "_is_locked", False)]
-
-
 def _errors(task: AbstractTask[..., Any]) -> Iterator[CheckMessage]:
     from django_rlock._tasks.reservations import unfit_alias
 
-    if not _is_known(task.lock_using):
+    known: list[str] | None = None
+    has_nodes = False
+    with suppress(ImproperlyConfigured):  # which another check reports, once
+        known = get_aliases()
+        has_nodes = task.lock_using in known and get_settings(task.lock_using).nodes is not None
+    if known is not None and task.lock_using not in known:
         text = f"{task.name}: lock_using: {unknown_alias(task.lock_using)}"
         yield Error(text, hint=HINT, id="django_rlock.E020")
     missing = sorted(name for name in task._rlock.naming.attributes() if not hasattr(task, name))  # noqa: SLF001
     for name in missing:
         text = f"{task.name}: lock_key reads <self.{name}>, and the task has no attribute {name!r}."
         yield Error(text, hint=HINT, id="django_rlock.E020")
-    if task.lock_scope != "run" and _has_nodes(task.lock_using):
+    if task.lock_scope != "run" and has_nodes:
         yield Error(unfit_alias(task), hint=HINT, id="django_rlock.E020")
-
-
-def _has_nodes(using: str) -> bool:
-    try:
-        return using in get_aliases() and get_settings(using).nodes is not None
-    except ImproperlyConfigured:
-        return False
-
-
-def _is_known(using: str) -> bool:
-    try:
-        return using in get_aliases()
-    except ImproperlyConfigured:
-        return True  # another check reports it, once
 
 
 def _doubts(task: AbstractTask[..., Any]) -> Iterator[CheckMessage]:

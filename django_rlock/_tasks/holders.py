@@ -118,17 +118,16 @@ class Holders:
         now, key = monotonic(), (self._lock.using, lock_name, *(self._owners or ())[:1])
         expires, words = _words.get(key, (now, None))
         if expires <= now:
-            words = self._look_up(lock_name)
+            words = None
+            if self._owners and len(self._lock.parts) == 1:
+                words = INSPECTOR.owner(self._lock, self._owners[0])
+            taken = next((part for part in self._lock.parts if part.name == lock_name), None)
+            if not words and taken is not None:
+                words = INSPECTOR.holder(taken)
             if len(_words) >= _MOST_WORDS:
                 _words.clear()
             _words[key] = now + WORDS_KEPT, words
         return words
-
-    def _look_up(self, lock_name: str) -> str | None:
-        if self._owners and len(self._lock.parts) == 1 and (words := INSPECTOR.owner(self._lock, self._owners[0])):
-            return words
-        taken = next((part for part in self._lock.parts if part.name == lock_name), None)
-        return None if taken is None else INSPECTOR.holder(taken)
 
     def frees_the_dead(self) -> bool:
         """Free the holds of ended processes of this machine; returns whether there were any."""

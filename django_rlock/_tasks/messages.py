@@ -41,20 +41,17 @@ def _note_arrival(request: Any, **_: Any) -> None:
     """Record when the worker received the message: it may be delivered again while it waits there."""
     # task_received is sent in the worker's main process, whose request_dict then reaches the child that runs the task.
     if hasattr(request.task, "_rlock"):
-        _drop_foreign(request.request_dict, request.id)
+        headers = request.request_dict
+        # A header that is called like ours, and that no sender makes, would be trusted by the run.
+        for name in [each for each in headers if each.startswith("rlock_") and not _is_ours(each, headers[each])]:
+            del headers[name]
+            text = "Header %s of message %s is ignored: no sender makes such a header."
+            log(logger, logging.WARNING, text, name, request.id)
         request.request_dict.update({deliveries.RECEIVED: monotonic(), deliveries.CONTENT_TYPE: request.content_type})
         if (returned := returned_before(request.message)) is not None:
             request.request_dict[RETURNED] = returned
         if RESERVATION in request.request_dict:
             _received[request.id] = request
-
-
-def _drop_foreign(headers: dict[str, Any], task_id: str) -> None:
-    """Drop headers that are called like ours, and that no sender makes: the run would trust them."""
-    for name in [each for each in headers if each.startswith("rlock_") and not _is_ours(each, headers[each])]:
-        del headers[name]
-        text = "Header %s of message %s is ignored: no sender makes such a header."
-        log(logger, logging.WARNING, text, name, task_id)
 
 
 def _is_ours(name: str, value: Any) -> bool:
@@ -78,7 +75,11 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
     # signals only this one comes after success, failure, Retry, Ignore and Reject alike.
     known = vars(task.request)
     delivery: deliveries.Delivery | None = known.get(deliveries.SUCCEEDED)
-    if _comes_again(task, retval, state):
+    # on_success() and after_return() may reject a message after a success: then the signal is sent with that state,
+    # while their error passes.
+    error = retval if state == REJECTED else sys.exc_info()[1]
+    is_requeued = isinstance(error, Reject) and error.requeue  # type: ignore[attr-defined]
+    if is_requeued and task.acks_late:  # the broker delivers it again
         if delivery is not None:
             _run_again(task, delivery)
         return
@@ -90,15 +91,6 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
         return
     if RESERVATION in known and hasattr(task, "_rlock") and (reservation := Reservation.of_request(task, task.request)):
         reservation.release()
-
-
-def _comes_again(task: Any, retval: Any, state: str | None) -> bool:
-    """Whether the run has rejected its message, so that the broker delivers it again."""
-    # on_success() and after_return() may reject a message after a success: then the signal is sent with that state,
-    # while their error passes.
-    error = retval if state == REJECTED else sys.exc_info()[1]
-    is_requeued = isinstance(error, Reject) and error.requeue  # type: ignore[attr-defined]
-    return bool(is_requeued and task.acks_late)
 
 
 def _run_again(task: Any, delivery: deliveries.Delivery) -> None:

@@ -232,7 +232,9 @@ class _Values:
         self._label = task.name or task.__name__
         run = body_of(task)
         function: Any = getattr(run, "__func__", run)
-        wrapper = function if _validates(function) else None
+        # Celery puts a wrapper around a body for ``pydantic=True``.
+        defined_in = getattr(function, "__globals__", {}).get("__name__")
+        wrapper = function if hasattr(function, "__wrapped__") and defined_in == "celery.app.base" else None
         if wrapper is not None:
             function = wrapper.__wrapped__
         # The parameters that a message fills: those of the body, without the task that ``bind=True`` passes first.
@@ -296,12 +298,6 @@ class _Values:
             ) from None  # pydantic's error shows the value
 
 
-def _validates(function: Any) -> bool:
-    """Whether a function is the wrapper that Celery puts around a body for ``pydantic=True``."""
-    globals_of = getattr(function, "__globals__", {})
-    return hasattr(function, "__wrapped__") and globals_of.get("__name__") == "celery.app.base"
-
-
 def _context(wrapper: Any) -> dict[str, Any]:
     """The context that Celery's wrapper passes to validators. Only its closures contain it, or in later versions a
     helper's closures."""
@@ -325,12 +321,11 @@ def _models(body: Callable[..., Any]) -> dict[str, Any]:
         hints = typing.get_type_hints(body)
     except (NameError, AttributeError, TypeError):
         hints = {name: each.annotation for name, each in inspect.signature(body).parameters.items()}
-    found = {name: _model(hint) for name, hint in hints.items() if name != "return"}
-    return {name: model for name, model in found.items() if model is not None}
-
-
-def _model(hint: Any) -> Any:
-    """The model that validates a value, also for ``Model | None``."""
-    choices = [each for each in (typing.get_args(hint) or (hint,)) if each is not type(None)]
-    only = choices[0] if len(choices) == 1 else None
-    return only if isinstance(only, type) and hasattr(only, "model_validate") else None
+    found: dict[str, Any] = {}
+    for name, hint in hints.items():
+        # Also for ``Model | None``.
+        choices = [each for each in (typing.get_args(hint) or (hint,)) if each is not type(None)]
+        only = choices[0] if len(choices) == 1 else None
+        if name != "return" and isinstance(only, type) and hasattr(only, "model_validate"):
+            found[name] = only
+    return found
