@@ -284,7 +284,9 @@ class Decorator:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         named_by = self.options.templates[0]
-        if callable(named_by) and (self.is_bare or kwargs or len(args) != 1 or not _is_function(args[0])):
+        # A decorator may have been put above a function, if only by mistake, but not above a request or a model.
+        is_above = len(args) == 1 and (callable(args[0]) or isinstance(args[0], classmethod | staticmethod))
+        if callable(named_by) and (self.is_bare or kwargs or not is_above):
             raise TypeError(without_a_template(named_by))  # this is a call of the function
         if len(args) == 1:
             references = _references(args)
@@ -335,7 +337,10 @@ def _check_registered(func: Any, references: int, frame: FrameType) -> None:
     """Refuse a function that was just made if there is a weak reference to it, as signals keep it. Warn about other
     references, which may be harmless."""
     weak = weakref.getweakrefcount(func)
-    if not weak and references <= _USUAL_REFERENCES + _own_references(func):
+    # Some of the references may be in the function's own attributes, as @action makes them.
+    attributes = [getattr(each, "__dict__", {}) for each in getattr(func, "__dict__", {}).values()]
+    own = sum(each is func for its in attributes for each in its.values())
+    if not weak and references <= _USUAL_REFERENCES + own:
         return
     if not isinstance(func, FunctionType) or not _is_just_defined(func, frame):
         return
@@ -346,12 +351,6 @@ def _check_registered(func: Any, references: int, frame: FrameType) -> None:
     if weak:
         raise TypeError(text)
     logger.warning("%s", printable(f"{func.__module__}, line {func.__code__.co_firstlineno}: {text}"))
-
-
-def _own_references(func: Any) -> int:
-    """How many of the references are in the function's own attributes, as @action makes them."""
-    attributes = [getattr(value, "__dict__", {}) for value in getattr(func, "__dict__", {}).values()]
-    return sum(value is func for each in attributes for value in each.values())
 
 
 def without_a_template(named_by: Any) -> str:
@@ -369,18 +368,16 @@ def without_a_template(named_by: Any) -> str:
     )
 
 
-def _is_function(value: Any) -> bool:
-    """Whether a decorator may have been put above the value, if only by mistake; this excludes requests and models."""
-    return callable(value) or isinstance(value, classmethod | staticmethod)
-
-
 def _decorate(options: calls.Options, func: F) -> F:
     _check_function(func)
     call = calls.LockedCall(func, options)
     wrapper = calls.async_wrapper(call) if _is_async(func) else calls.sync_wrapper(call)
     parsed = [template for template in options.templates if isinstance(template, KeyTemplate)]
-    for template in parsed:
-        _check_template(template, call, func)
+    if (names := call.arguments.names) is not None:
+        what = f"{definition(func).__name__}({', '.join(names)})"
+        for template in parsed:
+            if (problem := check_names(template, names, what)) is not None:
+                raise KeyTemplateError(problem, template=template.source)
     setattr(wrapper, TEMPLATES, (*getattr(func, TEMPLATES, ()), *parsed))
     for name in () if hasattr(func, "__qualname__") else ("__module__", "__name__", "__qualname__"):
         setattr(wrapper, name, getattr(definition(func), name))  # Django shows them
@@ -442,12 +439,3 @@ def _check_function(func: Any) -> None:
         )
     if not callable(func):
         raise TypeError(f"@distributed_lock(...) decorates a function, not {func!r}; the key template comes first.")
-
-
-def _check_template(template: KeyTemplate, call: calls.LockedCall, func: Callable[..., Any]) -> None:
-    names = call.arguments.names
-    if names is None:
-        return
-    problem = check_names(template, names, f"{definition(func).__name__}({', '.join(names)})")
-    if problem is not None:
-        raise KeyTemplateError(problem, template=template.source)

@@ -93,13 +93,14 @@ def read_unprotected(read: Iterable[Any]) -> list[Model]:
     have read them."""
     if HOLDS.of(current_owner()):
         return []
-    return [each for each in map(_unwrapped, read) if isinstance(each, Model)]
-
-
-def _unwrapped(value: Any) -> Any:
-    while isinstance(value, LazyObject):
-        value = foreign.unwrapped(value)
-    return value
+    found: list[Model] = []
+    for each in read:
+        value = each
+        while isinstance(value, LazyObject):
+            value = foreign.unwrapped(value)
+        if isinstance(value, Model):
+            found.append(value)
+    return found
 
 
 @contextmanager
@@ -134,7 +135,11 @@ _SEARCH_ENDS = PACKAGE, f"{Path(asgiref.__file__).parent}{os.sep}"
 def warn_of_old_values(instance: Model, update_fields: Iterable[str] | None = None, **_: Any) -> None:
     """Log that an instance is saved with values that were read before the lock was held. A receiver of ``pre_save``."""
     state = foreign.state_of(instance)
-    if type(state) is not _ReadBefore or _has_expressions_only(instance, update_fields):
+    # The database may compute all values to save, as with ``F("points") + 1``.
+    is_computed = update_fields is not None and all(
+        hasattr(getattr(instance, name, None), "resolve_expression") for name in update_fields
+    )
+    if type(state) is not _ReadBefore or is_computed:
         return
     function = definition(state.reader)
     reader = f"{function.__module__}.{function.__qualname__}"
@@ -148,13 +153,6 @@ def warn_of_old_values(instance: Model, update_fields: Iterable[str] | None = No
         printable(place),
         printable(instance._meta.label),  # noqa: SLF001
         printable(reader),
-    )
-
-
-def _has_expressions_only(instance: Model, update_fields: Iterable[str] | None) -> bool:
-    """Whether the database computes all values to save, as with ``F("points") + 1``."""
-    return update_fields is not None and all(
-        hasattr(getattr(instance, name, None), "resolve_expression") for name in update_fields
     )
 
 

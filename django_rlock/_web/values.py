@@ -201,11 +201,6 @@ def _writer(value: Any) -> Callable[[Any], str]:
     )
 
 
-def _enum(value: Enum) -> str:
-    # A choices field contains the member before the row is read back, and its value afterwards.
-    return _text(_present(value.value))
-
-
 def _float(_value: float) -> str:
     # 0.1 + 0.2 and 0.3 would be two locks although the caller considers them one value; nan does not even equal itself.
     raise UnusableValueError("is float, which rounding can turn into another lock; use int, Decimal or str")
@@ -218,19 +213,16 @@ def _decimal(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _moment(value: datetime) -> str:
-    return (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()
-
-
 # The first match counts: a choice is a str, a bool an int, a datetime a date. True is not "1", a common pk.
 _WRITERS: dict[type, Callable[[Any], str]] = {
-    Enum: _enum,
+    # A choices field contains the member before the row is read back, and its value afterwards.
+    Enum: lambda member: _text(_present(member.value)),
     str: str.__str__,
     bool: bool.__repr__,
     int: int.__repr__,
     UUID: str,
     Decimal: _decimal,
-    datetime: _moment,
+    datetime: lambda moment: (moment if moment.utcoffset() is None else moment.astimezone(UTC)).isoformat(),
     date: date.isoformat,
     float: _float,
 }
