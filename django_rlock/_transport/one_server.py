@@ -128,20 +128,15 @@ class PlainNode:
         for call in calls:
             call.sent_at = sent_at
         unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if unknown:
-            again = await self._exchange_sources([calls[number] for number in unknown])
-            for number, reply in zip(unknown, again, strict=True):
+        if unknown:  # the server does not have the script, which goes along with its first call
+            again = [calls[number] for number in unknown]
+            nonces = [next_nonce() for _ in again]
+            first = {call.script: call for call in reversed(again)}
+            packed = [pack(call, nonce, first[call.script] is call) for call, nonce in zip(again, nonces, strict=True)]
+            found = await self.converse(b"".join(packed), _expected(again, nonces), UNLIMITED)
+            for number, reply in zip(unknown, found, strict=True):
                 replies[number] = reply
         return replies
-
-    async def _exchange_sources(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """The same for calls of scripts that the server does not have: each script goes along with its first call."""
-        nonces = [next_nonce() for _ in calls]
-        first = {call.script: call for call in reversed(calls)}
-        packed = [
-            pack(call, nonce, with_source=first[call.script] is call) for call, nonce in zip(calls, nonces, strict=True)
-        ]
-        return await self.converse(b"".join(packed), _expected(calls, nonces), UNLIMITED)
 
 
 def _expected(calls: Sequence[ScriptCall], nonces: Sequence[bytes]) -> list[Expected]:

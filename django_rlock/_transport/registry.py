@@ -273,14 +273,13 @@ def _decline(using: str, channel: str, token: str) -> None:
 
 
 def _make_listener(using: str) -> Listener:
+    def connect(address: Address | None = None) -> Connection:
+        return server(using, address, "listening").open()
+
     limit, decline = background_limit(using), partial(_decline, using)
     if is_cluster(using):
-        return ClusterListener(slot_map(using), lambda address: _listening_connection(using, address), limit, decline)
-    return Listener(lambda known, _: Subscriber(known, lambda: _listening_connection(using), limit), decline)
+        return ClusterListener(slot_map(using), connect, limit, decline)
+    return Listener(lambda known, _: Subscriber(known, connect, limit), decline)
 
 
 _listeners = owned_table("listening", _make_listener, Listener.stop)
-
-
-def _listening_connection(using: str, address: Address | None = None) -> Connection:
-    return server(using, address, "listening").open()

@@ -316,19 +316,18 @@ def needs_no_cache(using: str) -> bool:
     return is_url(get_settings(using).cache) or _is_tested_without_redis(using)
 
 
-def _is_in_memory(using: str) -> bool:
-    return get_settings(using).cache.startswith(MEMORY) or _is_tested_without_redis(using)
-
-
-def _place_in_memory(using: str) -> str:
+def _place_in_memory(using: str) -> str | None:
+    """The URL of the memory where the locks live; None if they live elsewhere."""
     named = get_settings(using).cache
-    return named if named.startswith(MEMORY) else MEMORY
+    if named.startswith(MEMORY):
+        return named
+    return MEMORY if _is_tested_without_redis(using) else None
 
 
 def _pool_without_cache(using: str) -> redis.ConnectionPool:
     options = get_settings(using)
-    if _is_in_memory(using):
-        return cast("redis.ConnectionPool", _memory().make_pool(_place_in_memory(using)))
+    if place := _place_in_memory(using):
+        return cast("redis.ConnectionPool", _memory().make_pool(place))
     if options.cache.startswith(EMBEDDED):
         return cast("redis.ConnectionPool", _embedded().make_pool(using, Path(str(options.folder)), options.idle_time))
     return redis.ConnectionPool.from_url(options.cache)
@@ -455,9 +454,9 @@ def _make_server(key: _Key) -> Server:
     using, node, purpose = key
     reached = source(using, node).within(_longest(using, purpose))
     # The server that an alias's store needs is started here, since that takes longer than a call may.
-    if _is_in_memory(using):
+    if place := _place_in_memory(using):
         quarantine = get_settings(using).longest_lease if NODE_MARK in using else None
-        _memory().start(_place_in_memory(using), quarantine)
+        _memory().start(place, quarantine)
     elif get_settings(using).cache.startswith(EMBEDDED):
         _embedded().start(reached.pool)
     max_connections = get_settings(using).max_connections if purpose == "calls" else None

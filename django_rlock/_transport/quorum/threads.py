@@ -208,14 +208,10 @@ class ThreadSession:
         for connection in kept:
             if connection is not None and not transport.is_alive(connection, connection.fileno in readable):
                 self._remove(connection)
-        if len(self._connections) < len(transport.nodes.numbers):
-            self._replace_missing()
-
-    def _replace_missing(self) -> None:
-        for node in self._transport.nodes.numbers:
+        for node in transport.nodes.numbers:
             if node not in self._connections:
                 with suppress(RedisError):  # reported when a call is sent to this node
-                    self._add(self._transport.take_connection(node))
+                    self._add(transport.take_connection(node))
 
     def _connect(self, nodes: Sequence[int]) -> None:
         """Connect to several nodes at once, so that an unreachable one does not delay the others."""
