@@ -91,7 +91,12 @@ class TaskOptions(LockTerms):
     @classmethod
     def of(cls, task: type[AbstractTask[..., Any]]) -> TaskOptions:
         """Read the options of a task class. Raises KeyTemplateError, ValueError or TypeError for a bad one."""
-        _check_body(task)
+        run: Any = body_of(task)
+        if inspect.iscoroutinefunction(getattr(run, "__func__", run)):
+            raise TypeError(
+                f"{task.name}: Celery runs no coroutines, so the body of a task must not be 'async def'. Put the "
+                f"coroutine into a separate function, and call that by asgiref.sync.async_to_sync()."
+            )
         if task.on_skipped not in (None, "stop_chain"):
             raise ValueError(f"{task.name}: on_skipped must be 'stop_chain' or None, not {task.on_skipped!r}.")
         _check_scope(task)
@@ -156,15 +161,6 @@ class TaskOptions(LockTerms):
         if self.max_retries is None:
             return None
         return self.wait_time + sum(map(self.delay, range(self.max_retries)))
-
-
-def _check_body(task: type[AbstractTask[..., Any]]) -> None:
-    run: Any = body_of(task)
-    if inspect.iscoroutinefunction(getattr(run, "__func__", run)):
-        raise TypeError(
-            f"{task.name}: Celery runs no coroutines, so the body of a task must not be 'async def'. Put the coroutine "
-            f"into a separate function, and call that by asgiref.sync.async_to_sync()."
-        )
 
 
 def _check_scope(task: type[AbstractTask[..., Any]]) -> None:

@@ -297,8 +297,12 @@ def _pieces_held(
         joins = hold is not None and lock._kind.joins and _ends(hold, now)
         place = (*place_of(lock), hold.owner_id) if hold is not None and joins else id(lock)
         together.setdefault(place, []).append((hold, lock))
-    parts = [part for found in together.values() for part in sliced(found, [lock for _, lock in found])]
-    return [piece for part in parts for piece in _joined(part)]
+    pieces_held: list[Taken | AbstractLock] = []
+    for part in [part for found in together.values() for part in sliced(found, [lock for _, lock in found])]:
+        its = [lock for _, lock in part]
+        holds = [hold for hold, _ in part if hold is not None]
+        pieces_held += [Taken(LockGroup(its), holds)] if len(holds) > 1 else its
+    return pieces_held
 
 
 def _as_taken(piece: Piece, owner: Owner, now: float) -> Taken | AbstractLock | None:
@@ -323,12 +327,6 @@ def lost_of(holds: Sequence[Hold], now: float) -> list[Hold]:
     return [hold for hold in holds if hold.is_lost(now)]
 
 
-def _joined(found: Sequence[tuple[Hold | None, AbstractLock]]) -> Iterable[Taken | AbstractLock]:
-    holds = [hold for hold, _ in found if hold is not None]
-    locks = [lock for _, lock in found]
-    return [Taken(LockGroup(locks), holds)] if len(holds) > 1 else locks
-
-
 def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
     return [group if len(group.locks) > 1 else group.locks[0] for group in groups]
 
@@ -348,7 +346,20 @@ async def _free(driver: Driver, taken: Taken) -> list[RLockError]:
         if isinstance(error, LockUnavailableError):
             raise release.release_failed(group.locks[0], error, deadline - driver.now()) from error
         raise
-    return _note_freed(taken, call, missing, driver.now())
+    now = driver.now()
+    # A hundred members that end as usual are counted by one step; anything to report concerns a member alone.
+    unusual = missing or call.sends > 1 or any(map(_LATE_LEASE, holds))
+    if not unusual and not reports_release(group.locks[0], now - holds[0].since):
+        count_together(holds, group.counted, now)
+        return []
+    failures: list[RLockError] = []
+    for lock, hold in zip(group.locks, holds, strict=True):
+        hold.count = 0
+        try:
+            release.note_released(hold.lock, hold, call, lock not in missing, now)
+        except RLockError as failure:
+            failures.append(failure)
+    return failures
 
 
 async def _send_release(driver: Driver, taken: Taken, call: ScriptCall, deadline: float) -> set[AbstractLock]:
@@ -366,20 +377,3 @@ async def _send_release(driver: Driver, taken: Taken, call: ScriptCall, deadline
         gone |= part.at((await driver.run(its, until))[1])
         call.sends = max(call.sends, its.sends)
     return gone
-
-
-def _note_freed(taken: Taken, call: ScriptCall, missing: set[AbstractLock], now: float) -> list[RLockError]:
-    # A hundred members that end as usual are counted by one step; anything to report concerns a member alone.
-    group, holds = taken
-    unusual = missing or call.sends > 1 or any(map(_LATE_LEASE, holds))
-    if not unusual and not reports_release(group.locks[0], now - holds[0].since):
-        count_together(holds, group.counted, now)
-        return []
-    failures: list[RLockError] = []
-    for lock, hold in zip(group.locks, holds, strict=True):
-        hold.count = 0
-        try:
-            release.note_released(hold.lock, hold, call, lock not in missing, now)
-        except RLockError as failure:
-            failures.append(failure)
-    return failures

@@ -228,19 +228,15 @@ class AllOrNone:
             # The first locks were taken while the last one was waited for, so a fixed lease of theirs is older.
             if self.request.lease is not None:
                 await self._level_leases(self.request.lease)
-            if not self._has_lost_any():
+            lost = lost_of(HOLDS.under_keys(self._keys), self.driver.now())
+            for hold in lost:
+                if self._before.get(hold.key, NOTHING).record is not None:  # its owner held it before
+                    raise hold.lost_error()
+                self._note_failed(hold.lock)
+            if not lost:
                 return True
         await self._undo()
         return False
-
-    def _has_lost_any(self) -> bool:
-        """Whether it lost a lock before it had all of them. LockLostError if its owner held that one before."""
-        lost = lost_of(HOLDS.under_keys(self._keys), self.driver.now())
-        for hold in lost:
-            if self._before.get(hold.key, NOTHING).record is not None:
-                raise hold.lost_error()
-            self._note_failed(hold.lock)
-        return bool(lost)
 
     def _holds(self) -> list[Hold]:
         """The holds of the locks that were taken."""
@@ -276,28 +272,21 @@ class AllOrNone:
 
     async def give_up(self, error: BaseException) -> None:
         """Release what was taken: in the background, since the attempt failed or was interrupted."""
-        if not self.owner.is_named:
-            self._drop()
-        elif isinstance(error, RLockError):
+        if self.owner.is_named and isinstance(error, RLockError):
             await self._undo()  # not possible in the background: see _release_later
+        elif self.owner.is_named:
+            # Others may have taken the same locks under the name meanwhile.
+            self._leave_blocks()
+            for lock in self.taken:
+                if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
+                    release_later(hold)
         else:
-            self._forget()
-
-    def _drop(self) -> None:
-        """Release the locks whose count has risen, whether or not they were noted as taken."""
-        # An interruption may come between a grant and its note, but the table tells what this owner got since.
-        for key in self._keys:
-            hold, former = HOLDS.at(key), self._before.get(key, NOTHING)
-            if hold is not None and former.is_exceeded(hold, HOLDS.depth(key)[0]):
-                hold.scoped = former.blocks
-                release_later(hold)
-
-    def _forget(self) -> None:
-        """The same for a named owner, under whose name others may have taken the same locks meanwhile."""
-        self._leave_blocks()
-        for lock in self.taken:
-            if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
-                release_later(hold)
+            # An interruption may come between a grant and its note, but the table tells whose count has risen since.
+            for key in self._keys:
+                held, former = HOLDS.at(key), self._before.get(key, NOTHING)
+                if held is not None and former.is_exceeded(held, HOLDS.depth(key)[0]):
+                    held.scoped = former.blocks
+                    release_later(held)
 
 
 # --- the flows -------------------------------------------------------------------------------------------------------

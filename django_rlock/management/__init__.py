@@ -88,7 +88,9 @@ def run_locked(
         with section:
             return body(section.lock)
     except RLockError as error:
-        if error is not section.failure and not _is_loss(error, section.lock):
+        # The body may have noticed that the lock was lost, by ``lock.check()``.
+        is_loss = isinstance(error, LockLostError) and error.lock_name == section.lock.name
+        if error is not section.failure and not is_loss:
             raise  # an error of the body itself
         refusal = _refusal(error, terms)
         if not (refusal.returncode == TAKEN and terms.on_locked == "skip"):
@@ -96,11 +98,6 @@ def run_locked(
         logger.info("Skipped: %s", printable(refusal))
         note(f"Skipped: {refusal}")
         return None
-
-
-def _is_loss(error: RLockError, lock: BaseLock) -> bool:
-    """Whether the body has noticed that the lock was lost, as ``lock.check()`` does."""
-    return isinstance(error, LockLostError) and error.lock_name == lock.name
 
 
 def _refusal(error: RLockError, terms: Terms) -> CommandError:
