@@ -183,7 +183,7 @@ async def test_change_of_a_semaphore_that_failed_is_not_made_later(
 async def fails(binding, proxy, monkeypatch, script, call, cleaned_up=True):
     """A call whose commands get no reply; returns the first of them, which the server executes late."""
     with monkeypatch.context() as patch:
-        for module in "ownership", "forced", "counters":
+        for module in "ownership", "forced", "options":
             patch.setattr(f"django_rlock.locks.{module}.RELEASE_PATIENCE", 0.0)
         if not cleaned_up:  # the background thread is late
             for module in "ownership", "expirable":
