@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,20 +30,25 @@ def pid(request: HttpRequest) -> HttpResponse:
 
 
 @contextmanager
-def entered(name: str) -> Iterator[None]:
-    """Count who is inside. It blocks an event loop as well, but no cancellation can keep it from counting."""
+def entered(name: str) -> Iterator[redis.Redis]:
+    """Count who is inside. It blocks an event loop as well, but no cancellation can keep it from counting.
+
+    Between the entry and the end no object of redis-py ends: a signal whose handler Python runs in a ``__del__`` could
+    not stop the view.
+    """
     with redis.Redis.from_url(URL) as events:
         inside = events.incr(f"inside:{name}")
+        gc.collect()
         try:
             events.rpush(f"entered:{name}", f"{os.getpid()} {inside}")  # the test may end the process from here on
-            yield
+            yield events
             events.rpush(f"left:{name}", os.getpid())
         finally:
             events.decr(f"inside:{name}")
 
 
 def work(request: HttpRequest, name: str) -> HttpResponse:
-    with entered(name), redis.Redis.from_url(URL) as events:
+    with entered(name) as events:
         # In turns: Python handles a signal that comes just before a system call only after that call.
         while not events.blpop([f"go:{name}"], 0.5):
             pass
@@ -50,7 +56,7 @@ def work(request: HttpRequest, name: str) -> HttpResponse:
 
 
 async def awork(request: HttpRequest, name: str) -> HttpResponse:
-    with entered(name), redis.Redis.from_url(URL) as events:
+    with entered(name) as events:
         # Not by redis.asyncio, which may swallow a cancellation while it connects.
         while not events.lpop(f"go:{name}"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
