@@ -1,4 +1,4 @@
-"""Clients in processes of their own: each without the threads of others, some without hiredis, Redisson on a JVM.
+"""Clients in separate processes: each without the threads of others, some without hiredis, Redisson on a JVM.
 
 Each line of a process's standard input is a number of pairs to make, and its answer is the CPU and the wall time that
 they took, in nanoseconds. ``main`` is this process in Python; in Java it is ``Pairs.java``.
@@ -43,7 +43,7 @@ def run(quick: bool) -> list[Table]:
     sizes = (QUICK_ROUNDS, QUICK_PAIRS, QUICK_WARM_UP_PAIRS) if quick else (ROUNDS, PAIRS, WARM_UP_PAIRS)
     with_hiredis = {name: _python(name) for name in (BASE, "RLock", "FairLock", PORTALOCKER)}
     plain = {name: _python(name, WITHOUT_HIREDIS) for name in (BASE, "RLock")}
-    title = "Uncontended acquire + release, sync, each client in a process of its own"
+    title = "Uncontended acquire + release, sync, each client in a separate process"
     tables = [
         Table(title, ratio_rows(timed(with_hiredis, *sizes), NO_LIMITS)),
         Table(f"{title}, without hiredis", ratio_rows(timed(plain, *sizes), PLAIN_LIMITS)),
