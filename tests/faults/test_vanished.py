@@ -4,6 +4,7 @@ Python drops what is raised in ``__del__`` and in a weak reference's callback. A
 """
 
 import asyncio
+import gc
 import signal
 import sys
 import threading
@@ -27,7 +28,10 @@ OURS = {"__del__", "_when_dropped"}
 
 @contextmanager
 def nothing_runs_as_objects_are_dropped():
-    """In this thread, inside the block; nothing of ours, and no table of weak references with callbacks in Python."""
+    """In this thread, inside the block; nothing of ours, and no table of weak references with callbacks in Python.
+
+    Without the garbage collector, which would drop here what earlier tests and other threads have left.
+    """
     ran = set()
 
     def note(frame, event, _argument) -> None:
@@ -36,11 +40,13 @@ def nothing_runs_as_objects_are_dropped():
         if event == "call" and (is_ours or is_weak_callback(code)):
             ran.add(f"{code.co_filename}: {code.co_qualname}, in {frame.f_back.f_code.co_qualname}")
 
+    gc.disable()
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert not ran
 
 

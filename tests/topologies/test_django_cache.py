@@ -113,15 +113,14 @@ async def test_options_keep_their_meaning(binding, topology, use, options):
     await taken(binding, topology.redis)
 
 
-async def test_the_database_and_the_clients_name(binding, started, use):
-    topology = started("single")
-    location, options = topology.location.removesuffix("/0"), {"db": 5, "client_name": "shop"}
-    use(replace(topology, location=location, options=options, backend=f"{PATH}.Subclass"))
-    with redis.Redis(port=topology.servers[0].port, db=5, decode_responses=True) as client:
+async def test_the_database_and_the_clients_name(binding, own_server, settings):
+    server = own_server(None, port=0)
+    location, options = server.url.removesuffix("/0"), {"db": 5, "client_name": "shop"}
+    settings.CACHES = {"default": {"BACKEND": f"{PATH}.Subclass", "LOCATION": location, "OPTIONS": options}}
+    with redis.Redis(port=server.port, db=5, decode_responses=True) as client, server.client() as other_database:
         await taken(binding, client)
         assert {each["db"] for each in client.client_list() if each["name"] == "shop"} == {"5"}
-        assert topology.redis.dbsize() == 0
-        client.flushdb()
+        assert other_database.dbsize() == 0
 
 
 async def test_a_cache_that_is_out_of_connections_stops_no_lock(binding, topology, use):
