@@ -24,6 +24,7 @@ from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
+from django.db import connections
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
 from django_rlock._core.foreign import local, locals_of, running_loop
@@ -289,6 +290,33 @@ on_restore("identity", _after_restore)
 
 BRIDGE: Any = SyncToAsync.threadlocal
 """Has a ``task_context`` in threads that run functions for ``sync_to_async()``, or have done so."""
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+class _Databases(threading.local):
+    """The running thread's connections to databases, by alias: to look them up at Django takes microseconds."""
+
+    @MadeOnce
+    def opened(self) -> dict[str, Any]:
+        return {connection.alias: connection for connection in connections.all(initialized_only=True)}
+
+
+_databases = _Databases()
+
+
+def note_database(connection: Any, **_: Any) -> None:
+    """A receiver of Django's ``connection_created``."""
+    _databases.opened[connection.alias] = connection
+
+
+def in_transaction() -> bool:
+    """Whether the running thread may be inside a transaction, perhaps only that of a test case."""
+    for connection in tuple(_databases.opened.values()):  # noqa: SIM110 - a generator would take longer
+        if connection.in_atomic_block:
+            return True
+    return False
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

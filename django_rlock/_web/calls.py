@@ -19,7 +19,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_rlock._core.foreign import LEFT_OUT
-from django_rlock._transport.identity import thread_owner
+from django_rlock._transport.identity import in_transaction, thread_owner
 from django_rlock._web.http import (
     LOCK_ERRORS,
     UNREPORTED,
@@ -42,7 +42,7 @@ from django_rlock.locks import BaseLock, LockTerms, named_lock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, completed
-from django_rlock.locks.release import is_to_be_checked, open_databases
+from django_rlock.locks.release import open_databases
 from django_rlock.locks.transactions import Section, ensure_owned, value
 from django_rlock.settings import AliasSettings, parsed_entry
 
@@ -207,7 +207,6 @@ class LockedCall:
         self.left_out: OpenedInside | None = None
         self.encloses = opens_inside(func)
         self.is_async_dispatch = False
-        self._entries = 0
         self._kept: KeptLocks | None = None
         templates = [template for template in options.templates if isinstance(template, KeyTemplate)]
         self._keeps_locks = len(templates) == len(options.templates)
@@ -417,8 +416,7 @@ class LockedCall:
         return databases(atomic, request is not None, self.left_out)
 
     def _warn_inside_transaction(self, lock: BaseLock, request: Any, args: tuple[Any, ...]) -> None:
-        entries, self._entries = self._entries, self._entries + 1
-        if self.options.atomic is False or not is_to_be_checked(entries):
+        if self.options.atomic is False or not in_transaction():
             return
         alias = open_database()
         # Re-entering is harmless: the outer block holds the lock until its own end.

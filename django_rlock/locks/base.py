@@ -19,7 +19,7 @@ from django_rlock._core.callbacks import log
 from django_rlock._redis.keys import MAX_NAME
 from django_rlock._redis.scripts import ABSENT, ENDLESS
 from django_rlock._transport.calls import Driver, run_flow
-from django_rlock._transport.identity import NamedOwner, Owner, for_its_owner, thread_owner
+from django_rlock._transport.identity import NamedOwner, Owner, for_its_owner, in_transaction, thread_owner
 from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import ownership
@@ -243,7 +243,7 @@ class BaseLock(HeldLock):
         Raises LockNotOwnedError when the owner does not hold it; LockLostError when the hold was lost meanwhile;
         LockUnavailableError when Redis is unreachable: then the background thread retries until the lease ends.
         """
-        if self.until_commit is None:
+        if self.until_commit is None and in_transaction():
             warn_before_commit(self, 2)
         driver = blocking_driver(self)
         owner = self._named_owner or driver.owner()
@@ -316,7 +316,7 @@ class BaseLock(HeldLock):
     ) -> None:
         """Leave a block; for a block whose own ``__exit__`` is guarded. ``warns`` is whether to warn if a transaction
         is open."""
-        if warns and self.until_commit is None:
+        if warns and self.until_commit is None and in_transaction():
             warn_before_commit(self, 3)
         owner = self._named_owner or owner or thread_owner()
         try:

@@ -18,7 +18,6 @@ from django_rlock._core.callbacks import log, post
 from django_rlock._core.foreign import is_of_test_case
 from django_rlock._core.interruptions import Method, guarded
 from django_rlock._core.threads import Alive
-from django_rlock._redis.keys import MOST_KEPT
 from django_rlock._transport.bridges import Job, running_job
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, current_owner, running_call, thread_owner
@@ -337,15 +336,6 @@ def end_left(to: logging.Logger, hold: Hold, left: int, whose: str) -> None:
 
 # --- inside a transaction ---------------------------------------------------------------------------------------------
 
-OFTEN = 100
-"""The first OFTEN releases at a line are checked, and the first OFTEN calls of a function, then every OFTEN-th: whether
-code runs inside a transaction rarely changes."""
-SELDOM = 10
-"""After OFTEN checks of a line, one release in SELDOM looks up its caller, and one in SELDOM of those looks for a
-transaction."""
-_entries: dict[tuple[int, ...], int] = {}
-"""How often a lock was released at each place of the project's code, and with the place that called it: the ids of code
-objects, and the instructions in them."""
 _warned: set[tuple[str, str]] = set()
 """The lines, with the lines that called them, for which a warning was logged."""
 _HELPERS = PACKAGE, contextlib.__file__
@@ -355,33 +345,22 @@ _HELPERS = PACKAGE, contextlib.__file__
 def warn_before_commit(lock: AbstractLock, frames: int) -> None:
     """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
     of this package below the line."""
-    frame = sys._getframe(frames)
-    if frame.f_code.co_filename.startswith(_HELPERS):
-        frame = _outside(frame)
-    # To hash code objects would take a microsecond. A number that comes again only delays or repeats a check.
-    place = id(frame.f_code), frame.f_lasti
-    entries = _entries.get(place, 0)
-    if entries >= OFTEN and entries % SELDOM:  # as _is_due(), without a call
-        _entries[place] = entries + 1
-        return
-    if not _is_due(place):
-        return
-    caller = frame if frame.f_back is None else _outside(frame.f_back)
-    if not _is_due((id(frame.f_code), frame.f_lasti, id(caller.f_code), caller.f_lasti)):
-        return
-    found = open_databases()
+    frame = _outside(sys._getframe(frames))
+    place = _line(frame), _line(frame if frame.f_back is None else _outside(frame.f_back))
+    found = [] if place in _warned else open_databases()
     # An outer hold is released later.
     if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
-        _warn_once(lock, found[0].alias, _line(frame), _line(caller))
-
-
-def _is_due(place: tuple[int, ...]) -> bool:
-    """Count a release at a place, and say whether to look at it closer."""
-    entries = _entries.get(place, 0)
-    _entries[place] = entries + 1
-    if len(_entries) > 8 * MOST_KEPT:
-        _entries.clear()
-    return entries < OFTEN or entries % SELDOM == 0
+        _warned.add(place)
+        log(
+            logger,
+            logging.WARNING,
+            "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next "
+            "owner reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
+            "until_commit=True). To accept that, write until_commit=False.",
+            *place,
+            lock.name,
+            found[0].alias,
+        )
 
 
 def _outside(frame: FrameType) -> FrameType:
@@ -393,28 +372,6 @@ def _outside(frame: FrameType) -> FrameType:
 
 def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _warn_once(lock: AbstractLock, alias: str, line: str, caller: str) -> None:
-    if (line, caller) in _warned:
-        return
-    _warned.add((line, caller))
-    log(
-        logger,
-        logging.WARNING,
-        "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next owner "
-        "reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
-        "until_commit=True). To accept that, write until_commit=False.",
-        line,
-        caller,
-        lock.name,
-        alias,
-    )
-
-
-def is_to_be_checked(entries: int) -> bool:
-    """Whether to check for an open transaction after this number of entries."""
-    return entries < OFTEN or entries % OFTEN == 0
 
 
 def open_databases() -> list[BaseDatabaseWrapper]:

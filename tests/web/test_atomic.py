@@ -5,6 +5,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,10 +17,9 @@ from django.test import TestCase
 from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
-from django_rlock.locks.release import OFTEN
 from tests.background import is_handed_over, until_clean
 from tests.conftest import OwnServer
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.operators import free_by_force
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -451,11 +451,29 @@ def test_a_release_by_hand_before_commit_warns(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_block_that_was_long_outside_of_transactions_warns_yet(caplog: pytest.LogCaptureFixture) -> None:
-    for inside in (False, True):
-        for _ in range(2 * OFTEN):
-            with transaction.atomic() if inside else contextlib.nullcontext(), rlock("stock:7"):
-                pass
+    for inside in [False] * 105 + [True, True]:
+        with transaction.atomic() if inside else contextlib.nullcontext(), rlock("stock:7"):
+            pass
     assert len(caplog.records) == 1
+
+
+def test_a_release_warns_in_each_thread_with_a_connection(caplog: pytest.LogCaptureFixture) -> None:
+    def connect_first() -> None:
+        with transaction.atomic(), rlock("stock:7"):
+            pass
+        connection.close()
+
+    def lock_first() -> None:
+        with rlock("stock:7"):
+            pass
+        with transaction.atomic(), rlock("stock:7"):
+            pass
+        connection.close()
+
+    for run in connect_first, lock_first:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(run).result(PATIENCE)
+    assert len(caplog.records) == 2
 
 
 def test_no_warning_where_none_is_due(caplog: pytest.LogCaptureFixture) -> None:
