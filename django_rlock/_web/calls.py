@@ -42,8 +42,7 @@ from django_rlock.locks import BaseLock, LockTerms, named_lock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import note_templates
 from django_rlock.locks.options import UNSET, completed
-from django_rlock.locks.release import open_databases
-from django_rlock.locks.transactions import Section, ensure_owned, value
+from django_rlock.locks.transactions import Section, ensure_owned, open_databases, value
 from django_rlock.settings import AliasSettings, parsed_entry
 
 # --- transactions -----------------------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ from django_rlock.locks.release import (
     left_by_its_owner,
     release,
     released_when_dropped,
-    warn_before_commit,
 )
 from django_rlock.locks.transactions import (
     AtomicBlock,
@@ -58,6 +57,7 @@ from django_rlock.locks.transactions import (
     is_released_at_end,
     keep_until_commit,
     release_at_end,
+    warn_before_commit,
 )
 from django_rlock.settings import DEFAULT_ALIAS, settings_of, unknown_alias
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
 from functools import partial, update_wrapper
 from inspect import signature
-from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
-
-from django.db import connections
+from typing import Any, cast
 
 from django_rlock._core.callbacks import log, post
-from django_rlock._core.foreign import is_of_test_case
 from django_rlock._core.interruptions import Method, guarded
 from django_rlock._core.threads import Alive
 from django_rlock._transport.bridges import Job, running_job
@@ -29,12 +23,9 @@ from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import a_call, refuse_nested, serialize
 from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.places import PLACES
-from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
+from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.statistics import count_hold, report_released
 from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, tell_left, watch
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -332,54 +323,3 @@ def end_left(to: logging.Logger, hold: Hold, left: int, whose: str) -> None:
                 run_flow(lock._release_for, (sync_driver(lock.using), hold.owner))
             except RLockError as failure:
                 log(to, logging.WARNING, "After the end of %s: %s", whose, failure)
-
-
-# --- inside a transaction ---------------------------------------------------------------------------------------------
-
-_warned: set[tuple[str, str]] = set()
-"""The lines, with the lines that called them, for which a warning was logged."""
-_HELPERS = PACKAGE, contextlib.__file__
-"""Files whose frames are neither a helper nor its caller."""
-
-
-def warn_before_commit(lock: AbstractLock, frames: int) -> None:
-    """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
-    of this package below the line."""
-    frame = _outside(sys._getframe(frames))
-    place = _line(frame), _line(frame if frame.f_back is None else _outside(frame.f_back))
-    found = [] if place in _warned else open_databases()
-    # An outer hold is released later.
-    if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
-        _warned.add(place)
-        log(
-            logger,
-            logging.WARNING,
-            "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next "
-            "owner reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
-            "until_commit=True). To accept that, write until_commit=False.",
-            *place,
-            lock.name,
-            found[0].alias,
-        )
-
-
-def _outside(frame: FrameType) -> FrameType:
-    """The frame, or the first one around it that is the project's: a helper's, or its caller's."""
-    while frame.f_code.co_filename.startswith(_HELPERS) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _line(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def open_databases() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread with an open transaction, apart from the one around a test case."""
-    used = connections.all(initialized_only=True)
-    return [connection for connection in used if connection.in_atomic_block and is_open(connection)]
-
-
-def is_open(connection: BaseDatabaseWrapper) -> bool:
-    of_tests = [is_of_test_case(block) for block in connection.atomic_blocks]
-    return not all(of_tests)

@@ -12,17 +12,18 @@ import contextlib
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ContextDecorator, contextmanager
 from copy import copy
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, NoneType, TracebackType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from django_rlock._core.callbacks import log, post
-from django_rlock._core.foreign import AnyGeneratorContext, running_loop
+from django_rlock._core.foreign import AnyGeneratorContext, is_of_test_case, running_loop
 from django_rlock._core.interruptions import disarm, guard, run_when_dropped
 from django_rlock._transport.calls import Driver, run_flow
 from django_rlock._transport.identity import Owner, thread_owner
@@ -31,8 +32,8 @@ from django_rlock.exceptions import LockLostError, LockUnavailableError, RLockEr
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import AbstractLock, SomeLock
 from django_rlock.locks.options import RELEASE_PATIENCE
-from django_rlock.locks.records import Hold, Key, key_of
-from django_rlock.locks.release import is_open, release_later, released_when_dropped
+from django_rlock.locks.records import PACKAGE, Hold, Key, key_of
+from django_rlock.locks.release import release_later, released_when_dropped
 from django_rlock.locks.watchdog import FREED, check_sure, lose
 
 if TYPE_CHECKING:
@@ -211,6 +212,57 @@ def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
             yield lock
             ensure_owned([lock])
         section.is_committed = not around
+
+
+# --- a release before COMMIT ------------------------------------------------------------------------------------------
+
+_warned: set[tuple[str, str]] = set()
+"""The lines, with the lines that called them, for which a warning was logged."""
+_HELPERS = PACKAGE, contextlib.__file__
+"""Files whose frames are neither a helper nor its caller."""
+
+
+def warn_before_commit(lock: AbstractLock, frames: int) -> None:
+    """Log, once for each line and its caller, that a lock is released before COMMIT. ``frames`` is the number of frames
+    of this package below the line."""
+    frame = _outside(sys._getframe(frames))
+    place = _line(frame), _line(frame if frame.f_back is None else _outside(frame.f_back))
+    found = [] if place in _warned else open_databases()
+    # An outer hold is released later.
+    if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
+        _warned.add(place)
+        log(
+            logger,
+            logging.WARNING,
+            "%s, called at %s, releases lock %r inside an open transaction of database %r, before COMMIT: the next "
+            "owner reads the old rows. Write 'with rlock(...).atomic():' outside the transaction, or rlock(..., "
+            "until_commit=True). To accept that, write until_commit=False.",
+            *place,
+            lock.name,
+            found[0].alias,
+        )
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """The frame, or the first one around it that is the project's: a helper's, or its caller's."""
+    while frame.f_code.co_filename.startswith(_HELPERS) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def open_databases() -> list[BaseDatabaseWrapper]:
+    """The connections of this thread with an open transaction, apart from the one around a test case."""
+    used = connections.all(initialized_only=True)
+    return [connection for connection in used if connection.in_atomic_block and is_open(connection)]
+
+
+def is_open(connection: BaseDatabaseWrapper) -> bool:
+    of_tests = [is_of_test_case(block) for block in connection.atomic_blocks]
+    return not all(of_tests)
 
 
 # --- the check before COMMIT ----------------------------------------------------------------------------------------
