@@ -20,11 +20,11 @@ from benchmarks import stage
 from benchmarks.contended import take_and_give_each, take_turns
 from benchmarks.crew import crew
 from benchmarks.peers import LEASE, as_pair
+from benchmarks.redisson import UnavailableError, build
 from benchmarks.results import Row, Table, median_row
 from benchmarks.timing import KINDS, Cost, Costs, Pair, ratios, rotated, time_pairs
 from benchmarks.uncontended import BASE, Limits, ratio_rows
 from django_rlock import FairLock, RLock
-from tests.interop.building import UnavailableError, build
 
 ROUNDS, PAIRS, WARM_UP_PAIRS = 20, 100, 5_000
 QUICK_ROUNDS, QUICK_PAIRS, QUICK_WARM_UP_PAIRS = 2, 5, 5

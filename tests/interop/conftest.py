@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
+from benchmarks.redisson import UnavailableError, build
 from tests.bindings import BlockingBinding, TaskBinding, nothing_left, pytest_pyfunc_call
 from tests.forms import long
-from tests.interop.building import UnavailableError, build
 from tests.interop.redisson import JavaThread, Redisson
 from tests.interop.sites import FIELD, OLD, OLDEST, SCENES, Scene, Site
 from tests.topologies.servers import TOPOLOGIES

@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
+from benchmarks.redisson import build
 from django_rlock import FairLock
 from tests.eventually import UNTIL_SERVED, eventually, in_threads
 from tests.forms import long
-from tests.interop.building import build
 from tests.interop.pairs import helper
 from tests.interop.redisson import Redisson, fair_lock
 from tests.interop.redisson import lock as plain_lock
