@@ -1,4 +1,4 @@
-"""Many storms. It shows where the threads of those that stopped stood, or what was wrong with those that did not pass.
+"""Many storms. It prints the stacks of each storm that stopped, and the complaints of each one that failed.
 
 python -m tests.faults.storms [--number N] [--kind KIND ...] [--company pair|crowd] [--interruptions N] [--python PATH]
 
