@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from html import unescape
 
 import redis
@@ -49,9 +50,7 @@ def said(client: Client) -> list[str]:
 UNCOUNTED = "info", "hello", "client", "select", "auth", "subscribe", "unsubscribe", "ping"
 
 
-def commands_of(client: redis.Redis) -> int:
-    """How many the server has run, but for those of connecting, of listening and of asking this."""
-    stats = client.info("commandstats")
-    return sum(
-        about["calls"] for name, about in stats.items() if not name.removeprefix("cmdstat_").startswith(UNCOUNTED)
-    )
+def commands_of(client: redis.Redis) -> Counter[str]:
+    """How often the server has run each, but for those of connecting, of listening and of asking this."""
+    calls = {name.removeprefix("cmdstat_"): about["calls"] for name, about in client.info("commandstats").items()}
+    return Counter({name: number for name, number in calls.items() if not name.startswith(UNCOUNTED)})
