@@ -98,12 +98,12 @@ def guarded(
     """
     number = next(_numbers)
     # A partial, because no frame refers to it while it runs: no traceback keeps it alive.
-    made = partial(_leave, number, exit_block, block, owner)
+    made = partial(_exit, number, exit_block, block, owner)
     _guards[number] = ref(made, partial(_when_dropped, act, number))
     return made
 
 
-def _leave(
+def _exit(
     number: int,
     exit_block: Callable[..., object],
     block: object,
@@ -112,7 +112,7 @@ def _leave(
     error: object = None,
     trace: object = None,
 ) -> object:
-    """Leave a block, and disarm when that is done: other work that began inside it may continue for longer."""
+    """Exit a block, and disarm when that is done: other work that began inside it may continue for longer."""
     try:
         if owner is None:
             outcome = exit_block(block, kind, error, trace)
@@ -125,7 +125,7 @@ def _leave(
     return outcome
 
 
-def _leave_entered(exit_block: Callable[..., object], block: Block) -> None:
+def _exit_entered(exit_block: Callable[..., object], block: Block) -> None:
     if block.is_entered:
         exit_block(block, InterruptedError, InterruptedError(), None)
 
@@ -139,4 +139,4 @@ class _ExitMethod:
             return self._exit_block
         if block.is_entered:  # attribute access, by a debugger for example, does not enter it
             return partial(self._exit_block, block)
-        return guarded(self._exit_block, block, partial(_leave_entered, self._exit_block, block))
+        return guarded(self._exit_block, block, partial(_exit_entered, self._exit_block, block))

@@ -84,11 +84,11 @@ class SingleInstance:
         self._lock = _thread.allocate_lock()
 
     def enter(self) -> bool:
-        """Whether the caller may do it; it must leave in the end. Never blocks."""
+        """Whether the caller may do it; it must exit in the end. Never blocks."""
         return self._lock.acquire(False)
 
-    def leave(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has left already
+    def exit(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has exited already
             self._lock.release()
 
     @property

@@ -172,9 +172,9 @@ class Run:
                     # autoretry_for sends the message again only after this lock was released.
                     if stage == "running" and _is_retried(self.task, error):
                         self._keep_out_others()
-                    lock._end_block(type(error), error, None, warns=False)  # noqa: SLF001
+                    lock._exit_block(type(error), error, None, warns=False)  # noqa: SLF001
                     raise
-                lock._end_block(None, None, None, warns=False)  # noqa: SLF001
+                lock._exit_block(None, None, None, warns=False)  # noqa: SLF001
         except LockTimeoutError as error:
             if stage == "running":
                 raise

@@ -177,7 +177,7 @@ class CircuitBreaker(PlainNode):
                 try:
                     threads.start(self._ping)
                 except RuntimeError:  # interpreter exit, or no threads left
-                    self._instance.leave()
+                    self._instance.exit()
             raise RedisTimeoutError(silence)
         began = monotonic()
         try:
@@ -194,7 +194,7 @@ class CircuitBreaker(PlainNode):
         except (RedisError, OSError) as error:
             self._silence = reason_of(error)
         finally:
-            self._instance.leave()
+            self._instance.exit()
 
 
 # --- replicas that confirm --------------------------------------------------------------------------------------------

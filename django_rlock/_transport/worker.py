@@ -149,7 +149,7 @@ class BackgroundWorker:
         finally:
             if self._instance is instance:  # the next acquire starts another thread
                 self._runs = False
-                instance.leave()
+                instance.exit()
                 self.late_at = self.wakes_at = math.inf
 
     def _turn(self) -> None:

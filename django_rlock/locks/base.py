@@ -43,11 +43,11 @@ from django_rlock.locks.options import (
 from django_rlock.locks.ownership import HeldLock, hand_over, kept_after_release
 from django_rlock.locks.records import Key
 from django_rlock.locks.release import (
-    leave_block,
-    leave_later,
-    left_by_its_owner,
+    exit_later,
+    exited_by_its_owner,
     release,
     released_when_dropped,
+    uncount_block,
 )
 from django_rlock.locks.transactions import (
     AtomicBlock,
@@ -72,7 +72,7 @@ class _Flows:
 
     take = staticmethod(take)
     release = staticmethod(release)
-    leave_block = staticmethod(leave_block)
+    uncount_block = staticmethod(uncount_block)
     extend = staticmethod(ownership.extend)
     free_by_force = staticmethod(free_by_force)
     ask_state = staticmethod(ownership.ask_state)
@@ -305,7 +305,7 @@ class BaseLock(HeldLock):
         driver = blocking_driver(self)
         run_flow(acquire, (self, driver, self._block_request(driver, describe)))
 
-    def _end_block(
+    def _exit_block(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -314,7 +314,7 @@ class BaseLock(HeldLock):
         owner: Owner | None = None,
         warns: bool = True,
     ) -> None:
-        """Leave a block; for a block whose own ``__exit__`` is guarded. ``warns`` is whether to warn if a transaction
+        """Exit a block; for a block whose own ``__exit__`` is guarded. ``warns`` is whether to warn if a transaction
         is open."""
         if warns and self.until_commit is None and in_transaction():
             warn_before_commit(self, 3)
@@ -323,11 +323,11 @@ class BaseLock(HeldLock):
             driver = blocking_driver(self)
         except SynchronousOnlyOperation:
             # A generator that other code entered is dropped here.
-            leave_later(self, owner)
+            exit_later(self, owner)
         else:
             run_flow(self._exit, (driver, owner, error))
 
-    __exit__ = released_when_dropped(_end_block)
+    __exit__ = released_when_dropped(_exit_block)
 
     @for_its_owner
     async def __aenter__(self) -> Self:
@@ -335,7 +335,7 @@ class BaseLock(HeldLock):
         await acquire(self, driver, self._block_request(driver))
         return self
 
-    @left_by_its_owner
+    @exited_by_its_owner
     @for_its_owner
     async def __aexit__(
         self,
@@ -364,7 +364,7 @@ class BaseLock(HeldLock):
         blocks = 1
         try:
             if self.until_commit:
-                self._engine.leave_block(self, owner)
+                self._engine.uncount_block(self, owner)
                 if keep_until_commit(self, owner):
                     return
                 blocks = 0

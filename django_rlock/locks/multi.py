@@ -258,12 +258,12 @@ class AllOrNone:
 
     async def _undo(self) -> None:
         """Release what was taken, and wait until that is done."""
-        self._leave_blocks()
+        self._uncount_blocks()
         for failure in await release_all(self.driver, self.owner, self.taken, self._begun):
             log(logger, logging.WARNING, "While releasing one of several locks: %s", failure)
         self.taken, self._begun, self._left = [], set(), 0
 
-    def _leave_blocks(self) -> None:
+    def _uncount_blocks(self) -> None:
         """Stop counting the blocks of the locks that were taken; after an interruption, continue with the rest."""
         for hold in self._holds()[self._left :]:
             # Python looks for signals after calls and as a loop starts over: not between these two statements.
@@ -276,7 +276,7 @@ class AllOrNone:
             await self._undo()  # not possible in the background: see _release_later
         elif self.owner.is_named:
             # Others may have taken the same locks under the name meanwhile.
-            self._leave_blocks()
+            self._uncount_blocks()
             for lock in self.taken:
                 if lock not in self._begun and (hold := HOLDS.get(lock, self.owner)):
                     release_later(hold)
@@ -309,7 +309,7 @@ class MultiEngine:
     @a_call
     async def release(lock: MultiLock, driver: Driver, owner: Owner, blocks: int = 0) -> None:
         if blocks:
-            MultiEngine.leave_block(lock, owner)
+            MultiEngine.uncount_block(lock, owner)
         before = owner.is_calling and refuse_nested(lock)
         # Another process may hold the members under a name, so only the servers know.
         grouping = _grouping(lock, driver)
@@ -326,7 +326,7 @@ class MultiEngine:
             raise next((each for each in failures if isinstance(each, LockLostError)), failures[0])
 
     @staticmethod
-    def leave_block(lock: MultiLock, owner: Owner) -> None:
+    def uncount_block(lock: MultiLock, owner: Owner) -> None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.scoped -= 1
 

@@ -40,7 +40,7 @@ def release(
     if owner.is_named:
         # The block ends now, however long the earlier calls of the name take: another thread may release in between.
         if blocks:
-            leave_block(lock, owner)
+            uncount_block(lock, owner)
         return serialize(lock, driver, owner, partial(_release, lock, driver, owner, 0, begun))
     return _release(lock, driver, owner, blocks, begun)
 
@@ -147,8 +147,8 @@ def _drop_lost(hold: Hold) -> None:
         HOLDS.uncover_lost(hold)
 
 
-def leave_later(lock: AbstractLock, owner: Owner) -> None:
-    """Leave a block in code that must not wait for the server: the background thread releases the lock."""
+def exit_later(lock: AbstractLock, owner: Owner) -> None:
+    """Exit a block in code that must not wait for the server: the background thread releases the lock."""
     if owner.is_named:  # another thread or task with the name may release first
         post(run_flow, lock._exit, (sync_driver(lock.using), owner, InterruptedError()))
         return
@@ -158,7 +158,7 @@ def leave_later(lock: AbstractLock, owner: Owner) -> None:
             release_later(hold)
 
 
-def leave_block(lock: AbstractLock, owner: Owner) -> None:
+def uncount_block(lock: AbstractLock, owner: Owner) -> None:
     if hold := HOLDS.get(lock, owner):
         hold.scoped -= 1
 
@@ -206,7 +206,7 @@ class _BlockExit:
         return guarded(self._exit_block, block, release, owner if self._wants_owner else None)
 
 
-def left_by_its_owner(exit_block: Method) -> Method:
+def exited_by_its_owner(exit_block: Method) -> Method:
     """Pass the ``owner`` that enters the block to an ``__aexit__``."""
     return cast("Method", _AsyncBlockExit(exit_block))
 
@@ -222,10 +222,10 @@ class _AsyncBlockExit:
 
 
 def _for(owner: Owner, exit_block: Callable[..., object]) -> Callable[..., object]:
-    def leave(block: Any, *error: Any) -> object:
+    def exit_for(block: Any, *error: Any) -> object:
         return exit_block(block, *error, owner=owner)
 
-    return update_wrapper(leave, exit_block)
+    return update_wrapper(exit_for, exit_block)
 
 
 _NOTHING_HELD: Mapping[Key, Before] = {}
@@ -245,10 +245,10 @@ def _release_new(lock: Any, owner: Owner, around: Mapping[Key, Before]) -> None:
     for part, key in zip(lock.parts, keys, strict=True):
         hold, former = HOLDS.at(key), around.get(key, NOTHING)
         if hold is not None and former.is_exceeded(hold, lock._depth(key)[0]):
-            leave_interrupted(lock, part, hold, former.blocks)
+            exit_interrupted(lock, part, hold, former.blocks)
 
 
-def leave_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
+def exit_interrupted(lock: Any, part: Any, hold: Hold, blocks: int) -> None:
     """Release the hold of a block of the running thread whose ``__exit__`` was interrupted, of one of the lock's parts.
 
     ``blocks`` is the number of enclosing blocks.
@@ -289,7 +289,7 @@ def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, fo
         if hold is None or (job.is_of_request and hold.context is not None):
             return  # the middleware releases it at the end of the request
         tell_left(logger, hold, f"A job of thread {hold.caller_name!r}")
-        leave_interrupted(lock, part, hold, former.blocks)
+        exit_interrupted(lock, part, hold, former.blocks)
 
 
 def note_job(lock: AbstractLock, owner: Owner) -> None:

@@ -80,7 +80,7 @@ class Section(Generic[SomeLock]):
     ) -> None:
         if self.left is not None:
             try:
-                self.left._end_block(kind, error, trace, owner=owner, warns=False)
+                self.left._exit_block(kind, error, trace, owner=owner, warns=False)
             except RLockError as failure:
                 self._note(failure)
 

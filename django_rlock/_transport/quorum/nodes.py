@@ -187,7 +187,7 @@ class NodeSet:
             try:
                 self._visit_while_needed(node)
             finally:
-                instance.leave()
+                instance.exit()
 
     def _visit_while_needed(self, node: int) -> None:
         while self._needs_visits(node):
