@@ -118,7 +118,7 @@ class Publisher:
         self.write_from = now + _WRITE_PAUSE
         return self.write_from if self._has_entries or self._has_news else due
 
-    def leave(self, now: float) -> None:
+    def finish(self, now: float) -> None:
         """At the end of the process, write the rest, and delete the report if it holds nothing; errors are ignored."""
         with contextlib.suppress(ImproperlyConfigured, *SERVER_ERRORS):
             if not HOLDS and self.report.may_be_there:
@@ -293,7 +293,7 @@ class Reporter:
         self._event = threads.AutoResetEvent()
         self._instance = threads.SingleInstance()
         self._began = self._runs = self._stopped = False
-        self._leaving: threads.AutoResetEvent | None = None
+        self._finishing: threads.AutoResetEvent | None = None
         self.wakes_at = math.inf
 
     def notify(self, item: Item) -> None:
@@ -324,11 +324,11 @@ class Reporter:
         self._stopped = True
         self._event.set()
 
-    def leave(self, within: float) -> None:
+    def finish(self, within: float) -> None:
         """At a clean exit, write the history, and delete the reports if the process holds nothing. Otherwise the
         reports stay until they expire."""
         if self._began:
-            self._leaving = done = threads.AutoResetEvent()
+            self._finishing = done = threads.AutoResetEvent()
             self._event.set()
             done.wait(within)
 
@@ -355,7 +355,7 @@ class Reporter:
             item = self.inbox.popleft()
             for publisher in self._publishers_of(item.lock.using):
                 publisher.add(item)
-        if self._leaving is not None:
+        if self._finishing is not None:
             self._take_back(now)
             return math.inf
         due = self.recorder.round(now)
@@ -389,9 +389,9 @@ class Reporter:
     def _take_back(self, now: float) -> None:
         self.recorder.look(now)
         for publisher in self._all_publishers():
-            publisher.leave(now)
-        if self._leaving is not None:
-            self._leaving.set()
+            publisher.finish(now)
+        if self._finishing is not None:
+            self._finishing.set()
 
 
 _handed_over: Owned[dict[Key, Hold]] = Owned("reports", dict)
@@ -460,8 +460,8 @@ def _counted(is_event: bool) -> None:
     _reporter.value.counted(is_event)
 
 
-def _leave(within: float) -> None:
-    _reporter.value.leave(within)
+def _finish(within: float) -> None:
+    _reporter.value.finish(within)
 
 
 def report_newcomers() -> None:
@@ -470,4 +470,4 @@ def report_newcomers() -> None:
     NEWCOMERS.counted = _counted
 
 
-on_exit("reports", _leave)
+on_exit("reports", _finish)

@@ -73,7 +73,7 @@ class BackgroundWorker:
         self._event = threads.AutoResetEvent()
         self._instance = threads.SingleInstance()
         self._runs = False
-        self._leaving: threads.AutoResetEvent | None = None
+        self._finishing: threads.AutoResetEvent | None = None
         self._began = False
         self._stopped = False
         self._idle = 0
@@ -124,9 +124,9 @@ class BackgroundWorker:
         self._stopped = True
         self._event.set()
 
-    def leave(self) -> threads.AutoResetEvent:
+    def finish(self) -> threads.AutoResetEvent:
         """Let the thread release what must not outlive the process; the returned event is set when that is done."""
-        self._leaving = done = threads.AutoResetEvent()
+        self._finishing = done = threads.AutoResetEvent()
         if self._began:
             self._event.set()
         else:
@@ -193,8 +193,8 @@ class BackgroundWorker:
 
     def round(self) -> float:
         """Run all jobs; return when the next round should begin."""
-        if self._leaving is not None:
-            return self._leave(self._leaving)
+        if self._finishing is not None:
+            return self._finish(self._finishing)
         due = math.inf
         for job in self.jobs.values():
             try:
@@ -204,14 +204,14 @@ class BackgroundWorker:
                 due = min(due, monotonic() + SLOWEST_TICK)
         return due
 
-    def _leave(self, done: threads.AutoResetEvent) -> float:
+    def _finish(self, done: threads.AutoResetEvent) -> float:
         for job in self.jobs.values():
             try:
                 job.at_exit()
             except Exception as error:  # noqa: BLE001 - no caller could handle it
                 log(logger, logging.INFO, "Not cleaned up at exit: %s", error)
         done.set()
-        self._leaving = None
+        self._finishing = None
         return math.inf
 
     def _note_late(self, late: float, now: float, is_replaced: bool = False) -> None:
@@ -248,14 +248,14 @@ def workers() -> list[BackgroundWorker]:
     return threads.snapshot(WORKERS.value.values())
 
 
-def _leave_all(within: float) -> None:
-    """Let all aliases leave at the same time, so that an unreachable server takes no time from the others."""
+def _finish_all(within: float) -> None:
+    """Let all aliases finish at the same time, so that an unreachable server takes no time from the others."""
     give_up_at = monotonic() + within
-    for done in [each.leave() for each in workers()]:
+    for done in [each.finish() for each in workers()]:
         done.wait(give_up_at - monotonic())
 
 
-on_exit("background", _leave_all)
+on_exit("background", _finish_all)
 
 
 # --- calls that must succeed ------------------------------------------------------------------------------------------

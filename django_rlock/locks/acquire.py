@@ -27,7 +27,7 @@ from django_rlock.locks.kinds import AbstractLock, Named
 from django_rlock.locks.mutex import NAMED_CALLS, a_call, refuse_nested
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, calling_line, key_of
-from django_rlock.locks.release import check_keep, finish_later, note_job, release_at_job_end
+from django_rlock.locks.release import check_keep, complete_later, note_job, release_at_job_end
 from django_rlock.locks.statistics import (
     LONG_WAIT,
     count_wait,
@@ -207,7 +207,7 @@ async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireReques
         if taken and (hold := HOLDS.get(lock, request.owner)):  # its end was interrupted
             hold.scoped -= request.scoped
             hold.count -= 1
-            finish_later(lock, hold, request.owner)
+            complete_later(lock, hold, request.owner)
         raise
     return taken
 

@@ -72,7 +72,7 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
         # After the deadline the lock may have another owner, and there is nothing left to release (rule 7).
         reply = await driver.run(call, min(hold.deadline, now + RELEASE_PATIENCE))
     except BaseException as error:
-        finish_later(lock, hold, owner)
+        complete_later(lock, hold, owner)
         if isinstance(error, LockUnavailableError):
             raise release_failed(lock, error, hold.deadline - driver.now()) from error
         raise
@@ -114,7 +114,7 @@ async def _release_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> 
     raise not_owned(lock, owner)
 
 
-def finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
+def complete_later(lock: Named, hold: Hold, owner: Owner) -> None:
     if hold.count == 0:
         HOLDS.remove(hold)
     # A name chosen by the caller cannot be changed, and a late release would free its next hold: the lease ends it.
@@ -128,7 +128,7 @@ def finish_later(lock: Named, hold: Hold, owner: Owner) -> None:
 def release_later(hold: Hold) -> None:
     """Release one of an owner's holds in the background."""
     hold.count -= 1
-    finish_later(hold.lock, hold, hold.owner)
+    complete_later(hold.lock, hold, hold.owner)
 
 
 def release_failed(lock: Named, error: LockUnavailableError, left: float) -> LockUnavailableError:

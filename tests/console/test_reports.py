@@ -217,7 +217,7 @@ def test_a_path_is_written_if_the_project_asks_for_it(
 
 def test_a_forked_child_leaves_its_parents_report_alone(redis_client: redis.Redis, clock: Clock) -> None:
     def exit_and_publish() -> None:
-        reporter._reporter.value.leave(5)
+        reporter._reporter.value.finish(5)
         reporter._reporter.value.round(monotonic() + 10)
 
     with rlock("stock:1"):

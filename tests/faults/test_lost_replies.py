@@ -219,7 +219,7 @@ def test_an_unconfirmed_report_is_removed_when_nothing_is_held(publisher, redis_
 def test_an_unconfirmed_report_is_taken_back_at_exit(publisher, proxy, redis_client):
     """Over a connection that turns out to be broken."""
     cut = proxy.cut_before(b"UNLINK")
-    publisher.leave(publisher.write_from)
+    publisher.finish(publisher.write_from)
     assert cut.served.is_set()
     assert not redis_client.exists(publisher.report.key)
     assert redis_client.zscore(keys.PROCESSES, "another") is None
