@@ -1,4 +1,4 @@
-"""What the recipes of docs/cookbook.md call a project's own: models, whose app is not installed, and functions."""
+"""What the recipes of the cookbook call a project's own: models, whose app is not installed, and functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import models
 
 from tests.docs.pages import DOCS, blocks
 
-PAGE = DOCS / "cookbook.md"
+PAGES = DOCS / "cookbook.md", DOCS / "cookbook-jobs.md"
 
 
 class Model(models.Model):
@@ -73,10 +73,11 @@ MODELS = Order, Delivery, Report, Account, Product, Price, Document
 
 def recipe(title: str, **own: Any) -> dict[str, Any]:
     """The names that a recipe's Python defines, where ``own`` is what a project defines beside its models."""
-    text = PAGE.read_text(encoding="utf-8").splitlines()
     names = {"__name__": "recipe", **{model.__name__: model for model in MODELS}, **own}
-    for block in blocks(PAGE):
-        heading = next(line for line in reversed(text[: block.line]) if re.match("## ", line))
-        if block.language == "python" and heading == f"## {title}":
-            exec(compile("\n" * block.line + block.code, PAGE, "exec"), names)
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").splitlines()
+        for block in blocks(page):
+            heading = next(line for line in reversed(text[: block.line]) if re.match("## ", line))
+            if block.language == "python" and heading == f"## {title}":
+                exec(compile("\n" * block.line + block.code, page, "exec"), names)
     return names

@@ -1,4 +1,4 @@
-"""Each recipe of docs/cookbook.md does what the page says: alone, contended, under ATOMIC_REQUESTS and without it."""
+"""Each recipe of the cookbook does what its page says: alone, contended, under ATOMIC_REQUESTS and without it."""
 
 from __future__ import annotations
 
