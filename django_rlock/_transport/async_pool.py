@@ -25,9 +25,9 @@ from django_rlock._transport.calls import REPLY_GRACE, ScriptCall, next_nonce, p
 from django_rlock._transport.cluster import Address
 from django_rlock._transport.connection import Connection, ErrorReply, Expected, replies_of
 from django_rlock._transport.identity import task_owner
-from django_rlock._transport.pool import SLOT_LOOK_EVERY, ConnectionWait, Server, let_go
+from django_rlock._transport.pool import SLOT_LOOK_EVERY, ConnectionWait, Server, close_after
 from django_rlock._transport.servers import server as server_of
-from django_rlock._transport.servers import when_left
+from django_rlock._transport.servers import when_closed
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ _loops: Owned[threads.Alive[LoopConnections]] = Owned(
 )
 
 
-def _leave(using: str, node: Address | None) -> None:
+def _close_in_loops(using: str, node: Address | None) -> None:
     """Break off the connections of all loops to a server that has become a replica."""
     left = server_of(using, node)
     error = RedisConnectionError("The connection was closed, because its server has become a replica.")
@@ -138,7 +138,7 @@ def _leave(using: str, node: Address | None) -> None:
                 connections.loop.call_soon_threadsafe(connection.break_off, error)
 
 
-when_left(_leave)
+when_closed(_close_in_loops)
 
 
 def connections_of(loop: asyncio.AbstractEventLoop) -> LoopConnections:
@@ -194,7 +194,7 @@ async def take_connection(
     try:
         return await _await(server, wait, monotonic() + limit, grace)
     finally:
-        server.forget(wait)
+        server.remove(wait)
 
 
 async def _await(server: Server, wait: TaskConnectionWait, until: float, grace: float) -> Connection:
@@ -259,7 +259,7 @@ class TaskBinding:
         error: Exception = server_error(str(reply)) if isinstance(reply, ErrorReply) else reply
         if ends_connection(error):
             connection.break_off(error)
-            let_go(server, connection.connection, error)
+            close_after(error, server, connection.connection)
         raise error.with_traceback(None)  # it may be others' as well, whose frames it would keep
 
     async def _ask_by_source(self, connection: TaskConnection, call: ScriptCall, limit: float) -> Any:
@@ -292,7 +292,7 @@ class TaskBinding:
             raise
         if end := connection_end_in(replies):
             connection.break_off(end)
-            let_go(server, connection.connection, end)
+            close_after(end, server, connection.connection)
         elif connection.is_open:  # or a signal has interrupted the loop since it read the replies
             server.give_back(connection.give())
         return replies

@@ -100,7 +100,7 @@ class Server:
     """Connections to one server, ``max_connections`` at most (None: no limit). ``reply_limit`` is the maximum time for
     a reply. Times are seconds.
 
-    ``leave`` is called when the server has become a replica; it closes every connection to it.
+    ``close_all`` is called when the server has become a replica; it closes every connection to it.
     ``lent`` are the connections that event loops keep between their commands.
     """
 
@@ -109,10 +109,10 @@ class Server:
         connect: Connect,
         reply_limit: float,
         max_connections: int | None = None,
-        leave: Callable[[], object] | None = None,
+        close_all: Callable[[], object] | None = None,
     ) -> None:
         self._connect = connect
-        self.leave = self.close_idle if leave is None else leave
+        self.close_all = self.close_idle if close_all is None else close_all
         self.reply_limit = reply_limit
         self._max_connections = math.inf if max_connections is None else max_connections
         self._taken = threads.Alive[ConnectionSlot]()
@@ -137,7 +137,7 @@ class Server:
         try:
             return self._await(wait, event, monotonic() + limit, grace)
         finally:
-            self.forget(wait)
+            self.remove(wait)
 
     def _await(self, wait: ConnectionWait, event: threads.AutoResetEvent, until: float, grace: float) -> Connection:
         while True:
@@ -210,7 +210,7 @@ class Server:
             self._open_for(wait, slot)
         return True
 
-    def forget(self, wait: ConnectionWait) -> None:
+    def remove(self, wait: ConnectionWait) -> None:
         """Remove a wait from the queue."""
         with contextlib.suppress(ValueError):
             self._waits.remove(ref(wait))
@@ -252,12 +252,6 @@ class Server:
         while wait is None:  # its task was dropped with its loop
             wait = self._waits.popleft()()
         wait.wake()
-
-    def drop(self, connection: Connection, broken: bool) -> None:
-        """Close a connection. If it is ``broken``, close the idle connections too, which are probably broken."""
-        connection.close()
-        if broken:
-            self.close_idle()
 
     def close_idle(self) -> None:
         """Close the idle connections."""
@@ -435,7 +429,7 @@ class ThreadBinding:
         except BaseException as error:
             # Its reply may still come, and would be read as the reply to the next command: rule 3 of
             # docs/design/architecture.md.
-            let_go(server, connection, error)
+            close_after(error, server, connection)
             raise
         server.give_back(connection)
         return reply
@@ -448,10 +442,10 @@ class ThreadBinding:
         try:
             replies = replies_of(connection.ask_all(packed, len(expected), limit), expected)
         except BaseException as error:
-            let_go(server, connection, error)
+            close_after(error, server, connection)
             raise
         if end := connection_end_in(replies):
-            let_go(server, connection, end)
+            close_after(end, server, connection)
         else:
             server.give_back(connection)
         return replies
@@ -488,12 +482,14 @@ def _ask_by_source(connection: Connection, call: ScriptCall, limit: float) -> li
     return reply
 
 
-def let_go(server: Server, connection: Connection, error: BaseException) -> None:
+def close_after(error: BaseException, server: Server, connection: Connection) -> None:
     """Close a connection after an error."""
     # Even after an error reply: it echoes no nonce, so it may belong to another command.
-    server.drop(connection, broken=ends_connection(error))
+    connection.close()
+    if ends_connection(error):
+        server.close_idle()  # the others are probably broken, too
     if is_demotion(error):
-        server.leave()
+        server.close_all()
 
 
 THREADS = ThreadBinding()

@@ -26,7 +26,7 @@ from django_rlock._transport.connection import Connection
 from django_rlock._transport.identity import must_not_block
 from django_rlock._transport.listener import BoundListener, Listener, MakeWaiter, TaskWaiter, ThreadWaiter
 from django_rlock._transport.pool import BACKGROUND, THREADS
-from django_rlock._transport.servers import Purpose, background_limit, is_cluster, server, slot_map, when_left
+from django_rlock._transport.servers import Purpose, background_limit, is_cluster, server, slot_map, when_closed
 from django_rlock._transport.subscriber import ClusterListener, Subscriber
 from django_rlock.settings import get_settings, server_aliases
 
@@ -241,14 +241,14 @@ def listener(using: str) -> Listener:
     return _listeners.value[using]
 
 
-def _leave(using: str, node: Address | None) -> None:
-    """Let the listener of an alias leave a server that has become a replica."""
+def _reconnect_listener(using: str, node: Address | None) -> None:
+    """Let the listener of an alias connect anew, because a server has become a replica."""
     known = _listeners.value.get(using)
     if known is not None and node in known.subscribers:
-        known.subscribers[node].leave()
+        known.subscribers[node].reconnect()
 
 
-when_left(_leave)
+when_closed(_reconnect_listener)
 
 
 def listeners(using: str) -> list[Listener]:

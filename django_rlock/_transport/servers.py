@@ -397,16 +397,16 @@ def server(using: str, node: Address | None = None, purpose: Purpose = "calls") 
     return _servers.value[using, node, purpose]
 
 
-_when_left: list[Callable[[str, Address | None], object]] = []
+_when_closed: list[Callable[[str, Address | None], object]] = []
 
 
-def when_left(notify: Callable[[str, Address | None], object]) -> None:
+def when_closed(notify: Callable[[str, Address | None], object]) -> None:
     """Call a function with the alias, and the node of its cluster, whenever all connections to a server must be
     closed."""
-    _when_left.append(notify)
+    _when_closed.append(notify)
 
 
-def _leave(using: str, node: Address | None) -> None:
+def _close_all(using: str, node: Address | None) -> None:
     """Close all connections to a server that has become a replica: it may leave them open, and refuses what they ask
     for.
 
@@ -415,7 +415,7 @@ def _leave(using: str, node: Address | None) -> None:
     for (alias, address, _), each in snapshot(_servers.value.items()):
         if (alias, address) == (using, node):
             each.close_idle()
-    for notify in _when_left:
+    for notify in _when_closed:
         notify(using, node)
 
 
@@ -460,7 +460,7 @@ def _make_server(key: _Key) -> Server:
     elif get_settings(using).cache.startswith(EMBEDDED):
         _embedded().start(reached.pool)
     max_connections = get_settings(using).max_connections if purpose == "calls" else None
-    options = reached.connect, reached.reply_limit, max_connections, partial(_leave, using, node)
+    options = reached.connect, reached.reply_limit, max_connections, partial(_close_all, using, node)
     if purpose in {"calls", "listening"}:
         return Server(*options)
     callers = None if NODE_MARK in using else server(using, node)  # RedLock must identify the server first

@@ -41,7 +41,7 @@ PING_AFTER = 10.0
 """How long a connection may be silent before a PING checks whether it is alive, in seconds."""
 _RECONNECT_AFTER = 0.05, 1.0
 _PRUNE_EVERY = 15.0
-_LEAVE_AFTER = 0.5
+_LEAST_AGE = 0.5
 """How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
 _PING_MARK = ""
 """Stands for a PING among the channels of commands without a reply. A refusal is a sign of life, too."""
@@ -69,7 +69,7 @@ class Subscriber:
         self._outer.setblocking(False)
         self.connection: Connection | None = None
         self._heard_at = self._prune_at = self._connected_at = 0.0
-        self._leave_at = math.inf
+        self._reconnect_at = math.inf
         self._reply_by: float | None = None
         self._tries = 0
         self._has_warned = False
@@ -88,9 +88,9 @@ class Subscriber:
         self._prune_at = 0.0
         self._wake()
 
-    def leave(self) -> None:
+    def reconnect(self) -> None:
         """Connect anew, because the server has become a replica; it may leave the connection open."""
-        self._leave_at = max(monotonic(), self._connected_at + _LEAVE_AFTER)
+        self._reconnect_at = max(monotonic(), self._connected_at + _LEAST_AGE)
         self._wake()
 
     def stop(self) -> None:
@@ -142,7 +142,7 @@ class Subscriber:
             self._look_after(now)
         if self.connection is not None:  # else there was nothing left to listen for
             reply_by = self._heard_at + PING_AFTER if self._reply_by is None else self._reply_by
-            left = max(min(self._prune_at, self._leave_at, reply_by) - now, 0.0)
+            left = max(min(self._prune_at, self._reconnect_at, reply_by) - now, 0.0)
         for key, _ in self._selector.select(left):
             if key.fileobj is self._inner:
                 with contextlib.suppress(BlockingIOError):
@@ -181,7 +181,7 @@ class Subscriber:
         return pack_command("UNSUBSCRIBE", *_with_mark(channel))
 
     def _connect(self) -> None:
-        self._leave_at = math.inf
+        self._reconnect_at = math.inf
         self.connection = connection = self._open()  # first, so that it is closed if the rest fails
         self._selector.register(connection.sock, selectors.EVENT_READ)
         self._heard_at = self._connected_at = now = monotonic()
@@ -237,7 +237,7 @@ class Subscriber:
             self.subscribe(channel)
 
     def _look_after(self, now: float) -> None:
-        if now >= self._leave_at:
+        if now >= self._reconnect_at:
             raise RedisConnectionError("its server has become a replica")
         if self._reply_by is not None and now >= self._reply_by:
             raise RedisTimeoutError("The server did not reply on the listening connection.")

@@ -115,7 +115,7 @@ def test_on_windows_it_says_that_it_does_not_run_there() -> None:
 
 # --- imports that Python defers ---------------------------------------------------------------------------------------
 
-OWN_AFFAIRS = {"on_fork", "on_restore", "on_exit", "on_changed_settings", "when_left", "when_unclaimed"}
+OWN_AFFAIRS = {"on_fork", "on_restore", "on_exit", "on_changed_settings", "when_closed", "when_unclaimed"}
 """Functions by which a module asks to be called for what it has itself: until it is executed, it has nothing."""
 NAMING = {
     "locks/__init__.py",  # executed by whoever uses a lock

@@ -158,7 +158,7 @@ class NodeSet:
         for close in self.closing:
             close(node)
         if is_demotion(error):
-            self.server(node, "calls").leave()
+            self.server(node, "calls").close_all()
 
     def send_later(self, undo: QuorumCall, nodes: Collection[int]) -> None:
         """Send a call to nodes as soon as they are reachable, while what it undoes may come late or hold the lock."""
