@@ -170,7 +170,7 @@ class Listener:
             return
         with contextlib.suppress(ValueError):
             line.remove(weakref.ref(waiter))
-        self._drop_if_empty(channel, waiter.token)
+        self._remove_empty_line(channel, waiter.token)
 
     def lose(self, name: str, token: str | None) -> None:
         """A waiter was dropped that has not left its queue. The next one gets its wake-up."""
@@ -180,9 +180,9 @@ class Listener:
         channel.tidy()
         if token is None:
             self.wake_next(name, None)
-        self._drop_if_empty(channel, token)
+        self._remove_empty_line(channel, token)
 
-    def _drop_if_empty(self, channel: Channel, token: str | None) -> None:
+    def _remove_empty_line(self, channel: Channel, token: str | None) -> None:
         if channel.lines.get(token) or token in _SHARED:
             return
         line = channel.lines.pop(token, None)
@@ -305,9 +305,9 @@ class Listener:
         for channel in mine:
             channel.tidy()
         idle = [channel for channel in mine if channel.idle_since < before and not channel.waiters()]
-        return [channel.name for channel in idle if self._drop(channel)]
+        return [channel.name for channel in idle if self._forget(channel)]
 
-    def _drop(self, channel: Channel) -> bool:
+    def _forget(self, channel: Channel) -> bool:
         """Forget a channel; returns False if a waiter has joined it meanwhile."""
         self.channels.pop(channel.name, None)
         if not channel.waiters():

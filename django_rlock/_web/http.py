@@ -274,7 +274,7 @@ def _give_back(detached: TransferredHold) -> None:
     try:
         detached.release()
     except SynchronousOnlyOperation:
-        detached.drop()
+        detached.release_later()
     except RLockError as failure:
         # There is no caller to raise it to.
         log(logger, logging.ERROR, "A response was completed: %s", failure)

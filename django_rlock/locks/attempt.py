@@ -27,7 +27,7 @@ ACCEPTING: Alive[Attempt] = Alive()
 DECLINED: deque[str] = deque(maxlen=10_000)
 """The names in the queue whose grants were declined, because nobody seemed to wait for them. They confirm each grant by
 acquire, so that a late copy of that command does nothing. An owner id of its own does not protect an attempt: while a
-listener moves its waiter to a new channel (``Listener._drop``), the listener of another alias of the server does not
+listener moves its waiter to a new channel (``Listener._forget``), the listener of another alias of the server does not
 see the waiter, and declines the grant that the attempt then gets the message of."""
 
 _AGAIN_AFTER = 0.05, 1.0

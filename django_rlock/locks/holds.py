@@ -142,7 +142,7 @@ class Holds:
                 hold.context.holds.pop(hold, None)
             near[hash(hold.lock.name) & NEAR].pop(hold, None)
 
-    def discard(self, hold: Hold) -> None:
+    def remove_beside_owner(self, hold: Hold) -> None:
         """Remove a hold, in another thread than its owner's."""
         self.remove(hold)
         if hold in self:
@@ -159,7 +159,7 @@ class Holds:
         self.table.pop(former, None)
         former_owner.holds.pop(hold, None)
 
-    def drop(self, key: Key, hold: Hold) -> None:
+    def remove_at(self, key: Key, hold: Hold) -> None:
         """Remove the entry with this key if it is this hold's."""
         if self.at(key) is hold:
             self.table.pop(key, None)

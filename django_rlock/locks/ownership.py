@@ -206,8 +206,8 @@ class TransferredHold:
         owner = NamedOwner(hold.owner_id)
         keys = hold.key, key_of(self._handle, owner)
         former = hold.owner
-        self._drop = partial(_drop, hold, former, owner, keys)
-        self._guard = guard(self, self._drop)
+        self._release_rest = partial(_release_rest, hold, former, owner, keys)
+        self._guard = guard(self, self._release_rest)
         hold.owner = owner
         hold.job, hold.scoped = None, 0  # neither a job nor a block ends it now
         hold.subscription = None  # it refers to the hold by its old key
@@ -219,13 +219,13 @@ class TransferredHold:
         self._handle.release()
         disarm(self._guard)
 
-    def drop(self) -> None:
+    def release_later(self) -> None:
         """Release the rest of the hold in the background. This does not wait, so any code may call it."""
-        self._drop()
+        self._release_rest()
         disarm(self._guard)
 
 
-def _drop(hold: Hold, former: Owner, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
+def _release_rest(hold: Hold, former: Owner, owner: NamedOwner, keys: tuple[Key, Key]) -> None:
     if hold.owner is not owner:
         return  # it was never detached
     former.holds.pop(hold, None)  # ``move`` may have been interrupted
@@ -233,7 +233,7 @@ def _drop(hold: Hold, former: Owner, owner: NamedOwner, keys: tuple[Key, Key]) -
         hold.renewed, hold.ending = False, True
         clean_up(hold.lock.using, hold.keep_call() or hold.leave_call(), hold.deadline)
     for key in keys:  # last, since it may be interrupted before; both, if ``move`` was interrupted
-        HOLDS.drop(key, hold)
+        HOLDS.remove_at(key, hold)
 
 
 def hand_over(lock: AbstractLock, owner: Owner) -> None:

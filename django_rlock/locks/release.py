@@ -58,7 +58,7 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
         return
     now = driver.now()
     if (hold.lost is not None or now >= hold.deadline) and note_loss(hold, now):
-        _drop_lost(hold)
+        _end_lost_level(hold)
         raise hold.lost_error()
     try:
         owner.is_calling = True
@@ -139,7 +139,7 @@ def release_failed(lock: Named, error: LockUnavailableError, left: float) -> Loc
     )
 
 
-def _drop_lost(hold: Hold) -> None:
+def _end_lost_level(hold: Hold) -> None:
     """End one level of a lost hold, after its error was raised there."""
     hold.count -= 1
     if hold.count <= 0:

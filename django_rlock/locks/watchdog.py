@@ -141,12 +141,12 @@ class Renewals:
             # A thread or task that is gone cannot be notified.
             is_old = hold.scoped <= 0 and now > hold.deadline + max(REMEMBER_LOST, hold.lease)
             if hold.owner_ended or is_old:
-                HOLDS.discard(hold)
+                HOLDS.remove_beside_owner(hold)
                 return False
         elif not note_loss(hold, now) and hold.renewed and hold.renew_at() <= horizon and _may_renew(hold, now):
             return True
         elif not hold.renewed and hold.is_left:
-            HOLDS.discard(hold)  # a lease that the project has chosen runs on, for nobody
+            HOLDS.remove_beside_owner(hold)  # a lease that the project has chosen runs on, for nobody
             return False
         self._plan(hold, _next_look(hold, now))
         return False
@@ -174,7 +174,7 @@ class Renewals:
         # Otherwise the locks of a process that ends inside a block would stay taken until their leases end.
         leaving = [hold for hold in mine if hold.renewed and hold.lost is None]
         for hold in leaving:
-            HOLDS.discard(hold)
+            HOLDS.remove_beside_owner(hold)
         calls = [hold.keep_call() or hold.leave_call() for hold in leaving]
         run_sync(background_driver(self._worker.using).run_all(calls))
 
@@ -225,7 +225,7 @@ def _may_renew(hold: Hold, now: float) -> bool:
     if hold.is_left:
         hold.variables.copy().run(tell_left, logger, hold, f"A job of thread {hold.caller_name!r}")
         hold.renewed = False
-        HOLDS.discard(hold)
+        HOLDS.remove_beside_owner(hold)
         clean_up(hold.lock.using, hold.keep_call() or hold.leave_call(), hold.deadline)
     elif hold.owner_ended:
         hold.variables.copy().run(

@@ -167,7 +167,7 @@ def test_what_is_noted_beside_the_table_agrees_with_it():
         new = Hold(key_of(lock, owner), lock, owner, "x", 0.0)
         context.reset(token)
         outer = table.at(new.key)
-        deed = chance.choice(["put", "put", "remove", "discard", "all", "restore"])
+        deed = chance.choice(["put", "put", "remove", "remove_beside_owner", "all", "restore"])
         if deed in {"put", "restore"}:
             table.put(new)
             if outer is not None:

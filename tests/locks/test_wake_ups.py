@@ -65,21 +65,21 @@ def test_wake_up_that_comes_early_is_kept(redis_client):
     waiter.close()
 
 
-def test_channel_that_is_dropped_while_a_waiter_comes_back_to_it(redis_client, monkeypatch):
+def test_channel_that_is_forgotten_while_a_waiter_comes_back_to_it(redis_client, monkeypatch):
     """The waiter comes between the look at the channel's lines and its end."""
     monkeypatch.setattr("django_rlock._transport.listener.KEEP_CHANNEL", -1.0)
     driver: Any = sync_driver("default")
     other = run_sync(driver.listen("another", None))
     run_sync(driver.listen(CHANNEL, None)).close()
     back: list[Any] = []
-    drop = Listener._drop
+    forget = Listener._forget
 
     def come_back(self: Listener, channel: Any) -> bool:
         if channel.name == CHANNEL:
             back.append(driver.listen_if_subscribed(CHANNEL, None))
-        return drop(self, channel)
+        return forget(self, channel)
 
-    monkeypatch.setattr(Listener, "_drop", come_back)
+    monkeypatch.setattr(Listener, "_forget", come_back)
     for subscriber in cast("Any", listener("default")).subscribers.values():
         subscriber.prune()
     eventually(lambda: back)

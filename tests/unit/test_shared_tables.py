@@ -177,7 +177,7 @@ def joined_meanwhile(listener: Listener, channel: Channel) -> object:
     line_of.get = lambda _token: None  # type: ignore[method-assign, assignment]
     line_of["x"] = line
     channel.lines = line_of
-    listener._drop_if_empty(channel, "x")
+    listener._remove_empty_line(channel, "x")
     return list(line_of["x"])
 
 
