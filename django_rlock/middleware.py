@@ -28,7 +28,7 @@ from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold, Work, context
 from django_rlock.locks.release import end_left
-from django_rlock.locks.transactions import given_back_later
+from django_rlock.locks.transactions import released_at_end
 
 logger = logging.getLogger("django_rlock.middleware")
 
@@ -139,7 +139,7 @@ def _left(owner: Owner, about: Work) -> Iterator[tuple[BaseLock, Owner]]:
     """
     for hold in HOLDS.under(about):
         # The end of a transaction around the request releases the others.
-        left = hold.count - given_back_later(hold.key)
+        left = hold.count - released_at_end(hold.key)
         if left > 0 and (hold.owner is owner or hold.owner.ended):
             lock: Any = hold.lock
             log(logger, logging.WARNING, _LEFT, about["route"], lock.name, hold.taken_at)
@@ -195,7 +195,7 @@ def end_work(key: object, name: str) -> None:
 
 def _unkept(hold: Hold) -> int:
     """How often a lock is held without a block or a transaction that will release it."""
-    return hold.count - hold.scoped - given_back_later(hold.key)
+    return hold.count - hold.scoped - released_at_end(hold.key)
 
 
 def hear_of_ends() -> None:

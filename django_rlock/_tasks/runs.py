@@ -31,7 +31,7 @@ from django_rlock.exceptions import LockTimeoutError, LockUnavailableError, RLoc
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, INSPECTOR
 from django_rlock.locks.records import Hold, Work, context
-from django_rlock.locks.transactions import given_back_later
+from django_rlock.locks.transactions import released_at_end
 from django_rlock.settings import get_settings
 from django_rlock.signals import LockSignal, task_deduplicated, task_deferred, task_skipped
 
@@ -446,23 +446,23 @@ class _Surroundings:
             if self._about is not None and context.get() is self._about:
                 context.set(about)
             if HOLDS:
-                self._sweep()
+                self._release_left()
             if self._label:
                 owner.label = former
         if self._note is not None:
             erase(self._note)
         self.is_entered = False
 
-    def _sweep(self) -> None:
+    def _release_left(self) -> None:
         own = HOLDS.of_lock(self._run.lock, self._owner)
         for hold in HOLDS.of(self._owner):
             count, blocks = self._before.get(hold, (0, 0))
             left = _count(hold) - count
             if left > 0 and (hold.renewed or hold in own):
-                self._give_back(hold, left)
+                self._release(hold, left)
                 hold.scoped = min(hold.scoped, blocks)
 
-    def _give_back(self, hold: Hold, times: int) -> None:
+    def _release(self, hold: Hold, times: int) -> None:
         lock: Any = hold.lock
         log = partial(self._run.log, logging.WARNING)
         log("did not release lock %r, which is released now.", lock.name)
@@ -477,7 +477,7 @@ class _Surroundings:
 
 def _count(hold: Hold) -> int:
     """The count of a hold, without the entries that the end of a transaction releases."""
-    return hold.count - given_back_later(hold.key)
+    return hold.count - released_at_end(hold.key)
 
 
 def _described(error: LockTimeoutError, lock: BaseLock | None = None) -> LockTimeoutError:

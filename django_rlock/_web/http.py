@@ -216,7 +216,7 @@ def import_views() -> None:
 
 logger = logging.getLogger("django_rlock.web")
 
-GiveBack = Callable[[], object]
+_Release = Callable[[], object]
 
 
 def keep_for_response(lock: BaseLock, response: HttpResponseBase) -> BaseLock | None:
@@ -234,11 +234,11 @@ def keep_for_response(lock: BaseLock, response: HttpResponseBase) -> BaseLock | 
             left.append(part)
         else:
             # Middleware may drop a response without closing or rendering it; that drops the transferred hold, too.
-            hand_over(partial(_give_back, TransferredHold(hold)))
+            hand_over(partial(_release_after, TransferredHold(hold)))
     return MultiLock(*left) if left else None
 
 
-def _hand_over(response: HttpResponseBase) -> Callable[[GiveBack], object] | None:
+def _hand_over(response: HttpResponseBase) -> Callable[[_Release], object] | None:
     """A function that registers a callback for the response's completion; None if the response is complete."""
     if response.streaming:
         # Django closes these in close(), before it signals that the request has ended.
@@ -258,7 +258,7 @@ class _Rendering:
 
     def __init__(self, response: HttpResponseBase) -> None:
         self._response = weakref.ref(response)
-        self.then: list[GiveBack] = []
+        self.then: list[_Release] = []
 
     def __call__(self) -> Any:
         response: Any = self._response()
@@ -266,11 +266,11 @@ class _Rendering:
         try:
             return response.render()
         finally:
-            for give_back in self.then:
-                give_back()
+            for release in self.then:
+                release()
 
 
-def _give_back(detached: TransferredHold) -> None:
+def _release_after(detached: TransferredHold) -> None:
     try:
         detached.release()
     except SynchronousOnlyOperation:

@@ -53,10 +53,10 @@ from django_rlock.locks.transactions import (
     AtomicBlock,
     check_until_commit,
     checked_database,
-    given_back_later,
     is_released_at_end,
     keep_until_commit,
     release_at_end,
+    released_at_end,
     warn_before_commit,
 )
 from django_rlock.settings import DEFAULT_ALIAS, settings_of, unknown_alias
@@ -358,7 +358,7 @@ class BaseLock(HeldLock):
     def _depth(self, key: Key) -> tuple[int, int]:
         """The count of a part, without the holds that the end of a transaction releases, and its number of blocks."""
         count, blocks = HOLDS.depth(key)
-        return (count - given_back_later(key) if self.until_commit else count), blocks
+        return (count - released_at_end(key) if self.until_commit else count), blocks
 
     async def _exit(self, driver: Driver, owner: Owner, error: BaseException | None) -> None:
         blocks = 1

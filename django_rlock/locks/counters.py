@@ -215,10 +215,10 @@ async def granted(request: Request, driver: Driver, lease: float, wait: float | 
 def undo(request: Request, error: BaseException) -> None:
     """Release, in the background, permits that the caller will never receive because of an error."""
     if not is_refusal(error):
-        give_back(request)
+        release_later(request)
 
 
-def give_back(request: Request) -> None:
+def release_later(request: Request) -> None:
     """Release, in the background, the permits that a request took or may still take."""
     # The order does not matter: if the request arrives after this, it takes nothing.
     clean_up(request.using, request._kind.leave(request, request.id), monotonic() + RESENT_FOR)

@@ -20,7 +20,7 @@ from django_rlock._transport.registry import awaited_driver, blocking_driver
 from django_rlock._transport.worker import clean_up
 from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavailableError, PermitNotHeldError
 from django_rlock.locks.attempt import Attempt, pause_before_retry, pause_for_replicas
-from django_rlock.locks.counters import RESENT_FOR, give_back, granted, hidden_behind, is_refusal, undo
+from django_rlock.locks.counters import RESENT_FOR, granted, hidden_behind, is_refusal, release_later, undo
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.options import MILLISECOND, UNSET, Duration, duration, unknown_argument
@@ -309,7 +309,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
             undo(request, error)
             raise
         _forget(self._holds_of(request.ids))
-        give_back(request)
+        release_later(request)
         return attempt, None
 
     def permit(

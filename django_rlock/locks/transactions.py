@@ -345,9 +345,9 @@ def release_at_end(lock: AbstractLock, owner: Owner) -> None:
 def is_released_at_end(lock: AbstractLock, owner: Owner) -> bool:
     """Whether the end of the transaction releases a hold anyway, which nobody has asked for yet."""
     keys = {key_of(part, owner) for part in lock.parts}
-    for give_back in reversed(_waiting(transaction.get_connection(lock.until_commit))):
-        if give_back.unasked and give_back.keys == keys:
-            give_back.unasked = False
+    for release in reversed(_waiting(transaction.get_connection(lock.until_commit))):
+        if release.unasked and release.keys == keys:
+            release.unasked = False
             return True
     return False
 
@@ -360,51 +360,51 @@ def keep_until_commit(lock: AbstractLock, owner: Owner, unasked: bool = False) -
     connection = transaction.get_connection(lock.until_commit)
     if not is_open(connection) or not HOLDS.of_lock(lock, owner):
         return False
-    registered = _Registered(_GiveBack(lock, owner, unasked))
+    registered = _Registered(_ReleaseAtEnd(lock, owner, unasked))
     try:
         transaction.on_commit(registered, using=connection.alias)
     except BaseException:  # from a signal handler, before or after it was registered
-        if registered.give_back not in _waiting(connection):
+        if registered.release not in _waiting(connection):
             transaction.on_commit(registered, using=connection.alias)
         raise
     finally:
-        registered.give_back.is_registered = True
+        registered.release.is_registered = True
     return True
 
 
-def given_back_later(key: Key) -> int:
+def released_at_end(key: Key) -> int:
     """How many releases of a hold wait for the end of a transaction."""
     used = connections.all(initialized_only=True)
-    return sum(key in give_back.keys for connection in used for give_back in _waiting(connection))
+    return sum(key in release.keys for connection in used for release in _waiting(connection))
 
 
-def _waiting(connection: BaseDatabaseWrapper) -> list[_GiveBack]:
+def _waiting(connection: BaseDatabaseWrapper) -> list[_ReleaseAtEnd]:
     """The releases that wait for the end of a connection's transaction."""
-    found = [function.give_back for _, function, *_ in connection.run_on_commit if isinstance(function, _Registered)]
-    return [give_back for give_back in found if not give_back.has_begun]
+    found = [function.release for _, function, *_ in connection.run_on_commit if isinstance(function, _Registered)]
+    return [release for release in found if not release.has_begun]
 
 
 def release_after_tests_commits() -> None:
     """Release what this thread's transactions keep, if none but that of a test case is still open: inside it, Django
     reports no COMMIT before the test ends."""
     for connection in connections.all(initialized_only=True):
-        for give_back in [] if is_open(connection) else _waiting(connection):
-            give_back.begin()
+        for release in [] if is_open(connection) else _waiting(connection):
+            release.begin()
 
 
 class _Registered:
     """The function that Django calls after COMMIT, and drops after ROLLBACK."""
 
-    def __init__(self, give_back: _GiveBack) -> None:
-        self.give_back = give_back
-        self._guard = guard(self, give_back.end)
+    def __init__(self, release: _ReleaseAtEnd) -> None:
+        self.release = release
+        self._guard = guard(self, release.complete)
 
     def __call__(self) -> None:
-        self.give_back.begin()
+        self.release.begin()
         disarm(self._guard)
 
 
-class _GiveBack:
+class _ReleaseAtEnd:
     """Releases a hold once, at the end of a transaction; ``unasked`` is whether no release has asked for it."""
 
     is_registered = False
@@ -424,9 +424,9 @@ class _GiveBack:
         """After COMMIT."""
         if self._before is None:
             self._before = {hold: hold.count for hold in HOLDS.of_lock(self._lock, self._owner)}
-            _give_back(self._lock, self._owner)
+            _release(self._lock, self._owner)
 
-    def end(self) -> None:
+    def complete(self) -> None:
         """After ROLLBACK, or where the release was interrupted."""
         if not self.is_registered:
             return
@@ -436,13 +436,13 @@ class _GiveBack:
         # It was interrupted perhaps before it had begun: from then on that handles interruptions itself.
         untouched = [hold for hold, count in self._before.items() if hold in HOLDS and hold.count == count]
         if self._owner.is_named and len(untouched) == len(self._before):
-            post(_give_back, self._lock, self._owner)  # after the earlier calls of the name
+            post(_release, self._lock, self._owner)  # after the earlier calls of the name
             return
         for hold in untouched:
             release_later(hold)
 
 
-def _give_back(lock: AbstractLock, owner: Owner) -> None:
+def _release(lock: AbstractLock, owner: Owner) -> None:
     if not owner.is_named and owner is not thread_owner():
         # The connection was dropped with its thread, or by another thread.
         for hold in HOLDS.of_lock(lock, owner):
