@@ -47,38 +47,15 @@ class LockedTask(AbstractTask[P, R_co]):
         @shared_task(base=LockedTask, lock_key="report:<account_id>")
         def build_report(account_id): ...
 
-    https://github.com/django-rlock/django-rlock/blob/main/docs/celery-reference.md explains the options. Durations are
-    seconds.
-
-    * ``lock_key``: a template over the arguments, ``<task.name>``, ``<task.id>`` and ``<self.attribute>``; a list of
-      templates, which locks all or none; or a function that gets the task and the arguments and returns names. None
-      uses the task's name and all arguments.
-    * ``on_locked``: what to do when the lock is still held after ``lock_wait_time`` (0 tries once). ``"skip"`` ends
-      with ``Skipped``; ``on_skipped="stop_chain"`` then ends the chain, too. ``"retry"`` sends the message again
-      after ``lock_retry_delay``, which doubles up to ``lock_retry_max_delay``, at most ``lock_max_retries`` times
-      (None: no limit); then it fails with LockTimeoutError. ``"wait"`` waits in the worker's slot, without limit if
-      ``lock_wait_time`` is 0. ``"raise"`` fails with LockTimeoutError. A function gets the task and that error, and
-      returns the task's result.
-    * ``lock_lease_time``: None renews the lock while the worker lives, for ``lock_max_hold_time`` at most (None:
-      MAX_HOLD_TIME).
-    * ``lock_at_least``: how long the lock stays held after a run acquired it, even if the run ends earlier or fails.
-    * ``lock_permits``: how many runs with the same key may overlap; None is one.
-    * ``lock_using``, ``lock_kind``: the RLOCK alias, and the kind of lock (None: the alias's default kind).
-    * ``lock_scope``: ``"run"``, ``"queue"`` or ``"until_start"``: which messages with the same key are duplicates that
-      ``apply_async()`` does not send. ``on_queued`` is ``"return"``, ``"raise"``, ``"again"``, ``"earlier"`` or
-      ``"replace"``. A message that does not start keeps its reservation for ``lock_queue_time`` after its countdown.
-    * ``lock_max_deaths``: after how many deaths of its process a message is rejected for good (None: the limit of its
-      queue).
-    * ``done_marker_time``: how long a success is remembered (None: three visibility timeouts, 0: not at all).
+    https://github.com/django-rlock/django-rlock/blob/main/docs/celery-reference.md lists the options: what each means,
+    its default, and what None means. Durations are seconds.
 
     Work that may have begun is never skipped: a redelivered message, or a message sent by the task's own ``retry()``,
     is sent again until it can run. A task runs at least once; a task that succeeds does not run again while its success
     is remembered. While Redis is unreachable, any message is sent again, up to ``lock_max_retries`` times. A lock that
-    is lost during the run fails the task with LockLostError. When a process of a prefork worker dies, the worker frees
-    its lock at once; when a whole worker or machine dies, the lock ends with its lease.
+    is lost during the run fails the task with LockLostError.
 
-    A plain call and eager mode take the lock as well; ``build_report.run(7)`` runs the body without it. A
-    ``__call__`` of a subclass, and ``autoretry_for``, are outside the lock.
+    A plain call and eager mode take the lock as well; ``build_report.run(7)`` runs the body without it.
 
     A bad or unknown option raises KeyTemplateError, ValueError or TypeError when the app makes the task; so does
     ``apply_async()`` if the key cannot be made from the arguments. A task's own attributes must not begin with

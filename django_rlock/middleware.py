@@ -40,13 +40,11 @@ _LEFT = (
 
 class LockMiddleware:
     """Turns lock errors of requests into responses, names the request in reports, and releases locks that the view left
-    held.
+    held, with a warning.
 
     Put it after ``AuthenticationMiddleware``, so that reports can name the user. LockTimeoutError becomes LOCKED_STATUS
-    of the alias ``default``; LockUnavailableError and LockLostError become 503; each with ``Retry-After``.
-
-    A lock that the request's own thread or task still holds at the end is released, with a warning. Locks held by
-    threads and tasks that the view has started itself, or for a streaming response, are left alone.
+    of the alias ``default``; LockUnavailableError and LockLostError become 503; each with ``Retry-After``. Locks held
+    by threads and tasks that the view has started itself, or for a streaming response, are left alone.
     """
 
     sync_capable = True

@@ -56,9 +56,9 @@ class FencedModel(models.Model):
             ...
             stock.save(fence=lock.token)
 
-    Every ``save()`` checks the token in the statement that writes the row. Without ``fence=``, the token is that of
-    the loaded object; the save is refused if the row has been written under a newer token since. A new
-    row is inserted with the token, or without a token if there is none. See ``fenced`` for ``update()``.
+    Every ``save()`` checks the token in the statement that writes the row; without ``fence=``, the token is that of the
+    loaded object. A new row is inserted with the token, or without a token if there is none. See ``fenced`` for
+    ``update()``.
     """
 
     fence = models.BigIntegerField(_("fencing token"), null=True, blank=True, editable=False)

@@ -24,11 +24,8 @@ from django_rlock._web.http import LOCK_ERRORS, MissingValueError, answer
 
 
 def register(api: NinjaAPI) -> None:
-    """Make an API handle locks as decorated views do. Call it once for each API, before its ``urls`` are used.
-
-    Lock errors become LOCKED_STATUS or 503 responses; a request without a value that the lock's name needs gets a 400
-    response. Under ATOMIC_REQUESTS a decorated operation opens its transaction inside its lock; other operations keep
-    their transaction. System checks compare key templates with the routes.
+    """Make an API handle locks as decorated views do. Call it once for each API, before its ``urls`` are used:
+    https://github.com/django-rlock/django-rlock/blob/main/docs/ninja.md says what changes.
 
     Raises RuntimeError if the URLs already exist.
     """

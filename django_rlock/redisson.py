@@ -23,13 +23,11 @@ def map_lock_name(collection: str, key: str | bytes, kind: MapLockKind = "lock")
     """The name of a lock that Redisson derives from a collection and one of its keys or values.
 
     ``collection`` is the name of an RMap, RMultimap, RSet or RSetCache. ``key`` is a key of the map, or a value of the
-    set, as the collection's codec writes it: a str stands for its UTF-8 bytes, as of ``StringCodec``. Another codec,
-    such as ``Kryo5Codec``, which is Redisson's default, writes other bytes: pass these. An empty key raises ValueError,
-    as Redisson has no lock for it.
+    set, as the collection's codec writes it: a str stands for its UTF-8 bytes, as of ``StringCodec``; for another codec
+    pass the bytes. An empty key raises ValueError, as Redisson has no lock for it.
 
     ``kind`` is that of the Java method: "lock" for ``getLock(key)``, and "fairlock", "rw_lock", "semaphore",
-    "permitexpirablesemaphore" and "countdownlatch" for ``getFairLock`` and so on. "lock" is also the lock that a
-    transaction takes for the key.
+    "permitexpirablesemaphore" and "countdownlatch" for ``getFairLock`` and so on.
     """
     if kind not in get_args(MapLockKind):
         raise ValueError(f"kind must be one of {', '.join(get_args(MapLockKind))}, not {kind!r}.")

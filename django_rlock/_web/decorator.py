@@ -208,10 +208,9 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
         @method_decorator(distributed_lock("stock:<pk>"), name="dispatch")
         class Buy(View): ...
 
-    A template names the lock: ``<pk>`` is an argument of the call or of the URL, ``<order.pk>`` an attribute of an
-    argument, ``<request.user.pk>`` or ``<POST.q>`` a value of the request, without which the response is 400. Instead
-    of a template, a function may get the arguments of the call, and return one or more names. With several names, all
-    locks are taken or none.
+    A template names the lock; https://github.com/django-rlock/django-rlock/blob/main/docs/key-templates.md lists its
+    placeholders. Instead, a function may get the arguments of the call, and return one or more names. With several
+    names, all locks are taken or none.
 
     Durations are seconds. ``wait_time`` is how long to wait; 0 tries once, None waits forever. By default calls with a
     request wait for VIEW_WAIT_TIME. Other calls try once if ``on_locked`` is "skip" or a function, and otherwise wait
@@ -222,24 +221,19 @@ def distributed_lock(  # noqa: PLR0913 - each is given by its name
 
     If the lock is held, a view responds with ``status`` (None: LOCKED_STATUS); if Redis is unreachable or the lock was
     lost, with 503. Other callables, even with a request, raise LockTimeoutError, LockUnavailableError and
-    LockLostError, which LockMiddleware turns into the same responses. ``on_locked`` changes that: ``"raise"`` makes a
-    view raise all three; ``"skip"`` returns None when the lock is held (204 from a view); a function is called with the
-    LockTimeoutError and the arguments of the call, and returns the result.
+    LockLostError. ``on_locked`` changes that: ``"raise"`` makes a view raise all three; ``"skip"`` returns None when
+    the lock is held (204 from a view); a function is called with the LockTimeoutError and the arguments of the call,
+    and returns the result.
 
-    ``atomic`` puts the database transaction inside the lock: acquire, BEGIN, body, COMMIT, release. Before COMMIT, one
-    command checks that the lock is still held; if it was lost, or Redis is unreachable, the transaction is rolled back.
-    ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True for all callables, and also on the default
-    database; False never. Async code has no transactions. Make it the outermost decorator; otherwise Django opens the
-    transaction before the lock is taken (a warning says so).
+    ``atomic`` opens the database transaction inside the lock. Before COMMIT it rolls back if the lock was lost, or
+    Redis is unreachable. ``"auto"`` does so for views, on the databases with ATOMIC_REQUESTS; True for all callables,
+    and also on the default database; False never. Async code has no transactions.
 
     ``condition`` gets the arguments of the call; if it returns False, the body runs without the lock.
 
-    A streaming response keeps the lock until it is closed, and a lazily rendered response until it is rendered. The
-    call raises TypeError if the function returns another promise of work, such as a generator, awaitable or Future. If
-    the lock cannot be released after the work was committed, the error is logged, and the result is returned.
-
-    Raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name that the
-    function does not take. For views, a system check compares the template with the URLconf.
+    A call raises TypeError if the function returns a promise of work, such as a generator, awaitable or Future. The
+    decorator raises KeyTemplateError, ValueError or TypeError at once for bad arguments, and for a template with a name
+    that the function does not take.
     """
     if unknown:
         raise unknown_option("distributed_lock", unknown)

@@ -87,23 +87,22 @@ class BaseLock(HeldLock):
     held, in seconds; with None the watchdog renews the lease while this process lives. Both can also be given to
     ``acquire``. Raises ValueError for a name or an owner that is empty or longer than 1,024 bytes in UTF-8.
 
-    The owner is the running thread or asyncio task, unless ``owner`` names one. All threads, tasks and processes that
-    use the same name are one owner: each of them can re-enter the lock at once, and any of them may release it. Within
-    a process all of them share one hold, which needs as many releases as acquires; the first process whose hold ends
-    frees the lock (see ``hand_over``). ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost.
-    After ``max_hold_time`` seconds (None: MAX_HOLD_TIME) the lock is no longer renewed, so that it is lost when its
-    lease ends; the report names the line that acquired it. A lock that is released earlier than ``at_least`` seconds
-    after it was acquired stays taken until then: its former owner cannot take it, either.
+    The owner is the running thread or asyncio task, unless ``owner`` names one:
+    https://github.com/django-rlock/django-rlock/blob/main/docs/owners.md says what the users of one name share.
+    ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost. After ``max_hold_time`` seconds (None:
+    MAX_HOLD_TIME) the lock is no longer renewed, so that it is lost when its lease ends. A lock that is released
+    earlier than ``at_least`` seconds after it was acquired stays held until then: its former owner cannot take it,
+    either.
 
-    With ``until_commit``, True or the alias of a database, releasing the lock or leaving its block takes effect when
-    the surrounding transaction has been committed or rolled back (sync code only), or at once if none is open. A lock
-    that ``acquire()`` takes inside a transaction then needs no release. Without ``until_commit`` a release before
-    COMMIT logs a warning, once for each line and caller; False accepts that.
+    With ``until_commit``, True or the alias of a database, a release takes effect when the surrounding transaction has
+    been committed or rolled back (sync code only), or at once if none is open. A lock that ``acquire()`` takes inside a
+    transaction then needs no release. Without ``until_commit`` a release before COMMIT logs a warning; False accepts
+    that.
 
-    Guaranteed: no two owners hold the lock at once while leases last and the server keeps its data. A holder learns of
-    a lost lock through ``lost``, ``check()``, the signal, ``on_lost``, and LockLostError at the end of its ``with``
-    block. Not guaranteed: if a process is paused for longer than its lease, or a failover loses writes, a second owner
-    can take the lock; then only a check by the protected resource itself can stop the first owner.
+    No two owners hold the lock at once while leases last and the server keeps its data;
+    https://github.com/django-rlock/django-rlock/blob/main/docs/guarantees.md describes the limits. A holder learns of a
+    lost lock through ``lost``, ``check()``, the signal, ``on_lost``, and LockLostError at the end of its ``with``
+    block.
     """
 
     __slots__ = (
@@ -466,9 +465,9 @@ class BaseLock(HeldLock):
         longer renews it, and is not notified if it is lost.
 
         The hold lasts until its lease ends; call ``extend()`` before to give the others more time. A process that
-        acquires the lock under the name re-enters at once and renews the lease from then on; its last release frees the
-        lock. Until then ``info()`` still tells for which request this process took it, and when, while this process
-        lives. Sends no command, so async code may use it too.
+        acquires the lock under the name renews the lease from then on; its last release frees the lock. Until then
+        ``info()`` names the request for which this process took it, while this process lives. Sends no command, so
+        async code may use it too.
 
         Raises LockNotOwnedError when this process does not hold the lock; LockLostError when the hold was lost;
         RuntimeError without ``owner=``, and inside a ``with`` block of the lock, whose end would release it.
@@ -480,15 +479,13 @@ class BaseLock(HeldLock):
     def force_release(self, owner: str | None = None, *, reason: str = "") -> bool:
         """Free the lock from any holder, and let the next waiter take it; returns whether it was held.
 
-        With ``owner``, an owner id as in ``info()``, the lock is freed only if that owner holds it. An owner that has
-        held it for more than a second is notified within milliseconds, through ``lost``, ``on_lost`` and the signal
-        ``lock_lost``. Some holders notice only at the next renewal: holders of a SpinLock, processes without the right
-        to subscribe, and in a cluster processes that hold more than a thousand other names. ``reason`` goes to the log
-        and the signal.
+        With ``owner``, an owner id as in ``info()``, the lock is freed only if that owner holds it. ``reason`` goes to
+        the log and the signal. An owner that has held the lock for more than a second is notified within milliseconds.
+        Some holders notice only at the next renewal: holders of a SpinLock, processes without the right to subscribe,
+        and in a cluster processes that hold more than a thousand other names.
 
         If the caller itself holds the lock, all its own holds end, which is not reported as a loss. It may acquire the
-        lock again. Releasing it instead raises LockNotOwnedError, also at the end of a ``with`` block: what the block
-        did since then was not protected, and an outer block that relies on the lock must notice that.
+        lock again; releasing it instead raises LockNotOwnedError, also at the end of a ``with`` block.
         """
         return run_flow(self._force_release, (blocking_driver(self), owner, reason))
 

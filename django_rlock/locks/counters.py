@@ -275,12 +275,6 @@ class CountDownLatch(Counter):
     A count-down is applied once, even if its reply is lost and the command is sent again. A latch never expires: if a
     task dies before it counts down, the latch stays closed until it is deleted. Calls raise LockUnavailableError when
     Redis is unreachable, or when the name's key holds another type of value.
-
-    A name that contains a hash tag (``{``) also works in a cluster, but Redisson's channel for it is in another slot,
-    so its waiters poll every second instead of being notified. Java clients cannot use such a name there.
-
-    State in Redis: an integer at the latch's key, the channel ``redisson_countdownlatch__channel__{key}``, and for two
-    minutes the executed requests in ``rlock_requests:{key}``.
     """
 
     __slots__ = ()

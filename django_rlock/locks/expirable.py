@@ -200,14 +200,8 @@ class PermitExpirableSemaphore(PermitSemaphore):
 
     ``lease_time`` is in seconds; None has no end, as in Redisson. With ``renewed=True`` the lease is WATCHDOG_TIMEOUT,
     and the background thread renews it until the permit is released, as long as this process lives and keeps the Permit
-    object. So permits come back when their process or thread dies. ``on_lost(semaphore)`` is called in the thread for
-    callbacks when a renewed permit is lost.
-
-    A process that is paused past the lease continues without a permit, as with locks; ``permit.lost`` is then True.
-    Calls raise LockUnavailableError when Redis is unreachable, or when the name's key holds another type of value.
-
-    State in Redis: the number of free permits at the semaphore's key, the sorted set ``{key}:timeout`` (raw id → epoch
-    ms of the server's clock), and the channel ``redisson_sc:{key}``.
+    object. ``on_lost(semaphore)`` is called in the thread for callbacks when a renewed permit is lost. Calls raise
+    LockUnavailableError when Redis is unreachable, or when the name's key holds another type of value.
     """
 
     __slots__ = ("on_lost",)

@@ -101,17 +101,14 @@ class Fair(Kind["FairLock"]):
 
 
 class FairLock(BaseLock):
-    """A re-entrant lock that serves its waiters first come, first served; the default kind.
-
-    A release grants the lock to the owner that has waited longest and wakes only that one. So a hand-over costs the
-    same however many wait, and no newcomer can overtake them. A waiter whose process died is skipped after
-    ``CLAIM_TIME`` at the latest. It excludes Redisson's plain lock of the same name, whose clients do not queue::
+    """A re-entrant lock that serves its waiters first come, first served; the default kind::
 
         with FairLock("stock:42", wait_time=3):
             ...
 
-    State in Redis: the hash owner → holds at the lock's key, as RLock's; the sorted sets ``rlock_queue:{key}`` (owner →
-    ticket) and ``rlock_alive:{key}`` (client → epoch ms until which its waiters count as alive).
+    A release grants the lock to the owner that has waited longest and wakes only that one; no newcomer can overtake it.
+    A waiter whose process died is skipped after ``CLAIM_TIME`` at the latest. The lock excludes Redisson's plain lock
+    of the same name, whose clients do not queue.
     """
 
     __slots__ = ()

@@ -371,10 +371,7 @@ class MultiLock(BaseLock):
             ...
 
     ``rlock("account:1", "account:2")`` also makes a MultiLock. The order of the arguments does not matter, two
-    MultiLocks cannot deadlock, and members that are often held do not starve it: it waits in the held member's own
-    queue, and in the end for all members in the order of their names, while it keeps the others for ``KEEP_FOR`` (2)
-    seconds at first. A member named twice counts once.
-
+    MultiLocks cannot deadlock, and members that are often held do not starve it. A member named twice counts once.
     Members that share a server (in a cluster: a slot) are taken by one script and released by one script, whatever
     their kinds.
 

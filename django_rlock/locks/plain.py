@@ -84,8 +84,6 @@ class RLock(BaseLock):
 
         with RLock("stock:42", wait_time=3):
             ...
-
-    State in Redis: the hash owner → holds at the lock's key, and the channel ``redisson_lock__channel:{key}``.
     """
 
     __slots__ = ()
@@ -160,8 +158,6 @@ class SpinLock(RLock):
 
         with SpinLock("stock:42", backoff=ConstantBackoff(0.01)):
             ...
-
-    State in Redis is that of RLock. Unlike Redisson's, its release wakes the waiters of an RLock of the same name.
     """
 
     __slots__ = ("backoff",)
@@ -200,18 +196,16 @@ class Fenced(Plain["FencedLock"]):
 
 
 class FencedLock(RLock):
-    """An RLock with a fencing token: a number that rises with every new owner, and stays the same on re-entry.
-
-    A holder that was paused past its lease does not know that another owner has the lock. The resource knows, if each
-    write carries the token and a token lower than the highest one seen is refused (see ``fenced`` for the ORM)::
+    """An RLock with a fencing token: a number that rises with every new owner, and stays the same on re-entry. A
+    resource can refuse a write with a token lower than the highest one seen (see ``fenced`` for the ORM)::
 
         with FencedLock("stock:42") as lock:
             fenced(Stock.objects.filter(pk=42), lock.token).update(count=F("count") - 1)
 
     The token is the previous one plus one, or the server's time in microseconds if that is higher. So it rises even
     after the server has lost its data, unless its clock is set back by more than the outage took. The counter expires
-    FENCE_TTL after its last use. Java clients only count up, so with them FENCE_TTL must be None: they would start at 1
-    again. Redisson's ``getFencedLock``; the plain kinds of the same name exclude it, but draw no token.
+    FENCE_TTL after its last use; if Java clients share it, FENCE_TTL must be None. The plain kinds of the same name
+    exclude it, but draw no token.
     """
 
     __slots__ = ()

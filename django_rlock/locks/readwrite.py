@@ -161,11 +161,6 @@ class ReadWriteLock:
     keep it after it releases the write lock. A reader that acquires the write lock would wait for itself, so it gets
     LockUpgradeError at once. Each reader's hold ends with its own lease. A writer's hold ends with the longest lease of
     its own write and read holds, because the server keeps one lease for all of them.
-
-    State in Redis: the hash mode → "read" or "write", reader → holds, writer:write → holds at the lock's key; for each
-    hold of a reader the key ``{key}:<owner>:rwlock_timeout:<n>``, which carries its lease; the channel
-    ``redisson_rwlock:{key}``; with ``prefer`` the sorted set ``rlock_writers:{key}`` (waiting writer → epoch ms until
-    which it counts as alive, see WAITER_ALIVE_TIME). Redisson's ``getReadWriteLock``, whose readers know no preference.
     """
 
     __slots__ = ("__weakref__", "read_lock", "write_lock")
@@ -267,13 +262,12 @@ class LimitedLock(_Shared):
         with rlock("printers", permits=3):
             ...
 
-    ``distributed_lock(..., permits=3)`` and ``lock_permits = 3`` of a ``LockedTask`` take it. Each caller passes the
-    number, which is stored nowhere: a changed number applies from the next acquire, without ``set_permits()``. Holds
-    are renewed, so the permits of dead processes come back when their leases end. A release wakes one waiter of each
+    Each caller passes the number, which is stored nowhere: a changed number applies from the next acquire. Holds are
+    renewed, so the permits of dead processes come back when their leases end. A release wakes one waiter of each
     process; waiters are served in no order.
 
-    State in Redis: that of a ``ReadWriteLock`` whose readers are the holders. So a ``write_lock`` of the same name
-    waits for all of them, and keeps all of them out. Semaphores have another state: they must have another name.
+    Its state is that of a ``ReadWriteLock`` whose readers are the holders. So a ``write_lock`` of the same name waits
+    for all of them, and keeps all of them out. Semaphores have another state: they must have another name.
     """
 
     __slots__ = ("permits",)

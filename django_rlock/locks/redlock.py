@@ -456,27 +456,21 @@ def _quarantine_ms(lock: RedLock) -> int:
 
 
 class RedLock(BaseLock):
-    """A re-entrant lock over the independent servers of an alias with ``NODES``, with a fencing token.
-
-    A majority of them must grant it, so it works while a minority is down, paused or cut off. It counts as held for its
-    lease, less CLOCK_DRIFT of it and 2 ms, from before the first command was sent. ``suspect`` says that renewals fail
-    while the lease still runs::
+    """A re-entrant lock over the independent servers of an alias with ``NODES``, with a fencing token::
 
         with rlock("invoice:7", using="quorum") as lock:
             lock.token
 
+    A majority of them must grant it: https://github.com/django-rlock/django-rlock/blob/main/docs/redlock.md describes
+    how, and https://github.com/django-rlock/django-rlock/blob/main/docs/guarantees.md what it assumes. It counts as
+    held for its lease, less CLOCK_DRIFT of it and 2 ms, from before the first command was sent. ``suspect`` says that
+    renewals fail while the lease still runs.
+
     Acquire takes one round trip. A second one raises the nodes' counters if the nodes did not accept the proposed
     token. With ``fencing=False`` it is never needed, and the lock has no token.
 
-    Guaranteed: no two owners hold the lock at once, as long as the servers fail independently, their clocks and the
-    client's run at rates that differ by less than CLOCK_DRIFT allows, and a server that forgot its locks has no vote
-    for QUARANTINE seconds. Tokens rise from owner to owner even if that fails, while the servers keep their counters; a
-    server that loses its counter continues from its clock. Raises ValueError for a lease longer than QUARANTINE or
-    shorter than twenty times NODE_TIMEOUT, and for acquiring with ``owner=``: each attempt needs a new name, so
-    ``owner=`` can only be used to release or extend a hold.
-
-    State on each server: as FencedLock's, and ``rlock_tombstone:{key}:owner`` for ten seconds after each release.
-    The algorithm is Redis's Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+    Raises ValueError for a lease longer than QUARANTINE or shorter than twenty times NODE_TIMEOUT, and for acquiring
+    with ``owner=``, which can only be used to release or extend a hold.
     """
 
     __slots__ = ("fencing",)

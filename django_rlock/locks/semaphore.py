@@ -145,9 +145,6 @@ class Semaphore(BaseSemaphore):
     A change is applied once, even if its reply is lost and it is sent again; an interrupted acquire is undone in the
     background. Calls raise LockUnavailableError when Redis is unreachable (for 30 s, if the wait is longer), or when
     the name's key holds another type of value.
-
-    State in Redis: an integer at the semaphore's key, the channel ``redisson_sc:{key}``, and the executed requests in
-    ``rlock_requests:{key}``, until their process confirms the replies, or for two minutes.
     """
 
     __slots__ = ()

@@ -149,17 +149,11 @@ class LockedCommand(BaseCommand):
 
             def handle(self, **options): ...
 
-    ``lock_name`` names the lock (None: ``command:`` and the command's own name); ``get_lock_name()`` may make the name
-    from the options. ``lock_wait_time`` is how long to wait for it, in seconds (0 tries once, None waits forever), and
-    ``lock_using`` is the RLOCK alias. ``on_locked`` says what to do if the lock is held: ``"skip"`` ends the command
-    with status 0, silently unless ``--verbosity 2`` is given; ``"fail"`` ends it with 75. Other statuses: 69 if Redis
-    is unreachable, 70 if the lock was lost meanwhile, 2 for a wrong attribute.
+    https://github.com/django-rlock/django-rlock/blob/main/docs/commands.md lists the attributes and the exit statuses.
 
-    The lock is kept for at least ``at_least`` seconds after it was taken, even if the command has failed. It is freed
-    earlier by ``rlock_release``, and, if the process was killed, by the end of its lease. If the same thread already
-    held the lock before, it is kept after the outer release.
-
-    The lock is renewed while the command runs. A command that is interrupted by an exception releases it.
+    The lock is renewed while the command runs, and kept for at least ``at_least`` seconds after it was taken, even if
+    the command has failed. It is freed earlier by ``rlock_release``, and, if the process was killed, by the end of its
+    lease. If the same thread already held the lock before, it is kept after the outer release.
     """
 
     lock_name: str | None = None

@@ -60,16 +60,12 @@ _numbers = itertools.count(1)
 class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override_settings
     """Keep all locks in this process while a test runs: no Redis is needed, and no other test shares them.
 
-    It is a context manager, and a decorator for test functions (also async functions) and for test case classes, where
-    it covers ``setUpClass`` and ``setUpTestData``. The same scripts run on a server within the process (``fakeredis``,
-    from the extra ``testing``), so every kind of lock behaves as with Redis. ``**options`` are added to each alias of
-    RLOCK: ``override_locks(WATCHDOG_TIMEOUT=3)``.
+    It is a context manager, and a decorator for test functions (also async functions) and for test case classes.
+    ``**options`` are added to each alias of RLOCK: ``override_locks(WATCHDOG_TIMEOUT=3)``.
+    https://github.com/django-rlock/django-rlock/blob/main/docs/testing.md says what differs from a Redis. Processes
+    that the test starts do not see these locks; a forked process has separate locks.
 
-    It stays in effect when a test overrides CACHES or RLOCK. The aliases of RLOCK stay. As in production, those of one
-    server and database share their locks, and others do not; an alias with NODES gets the same number of nodes. Options
-    for real servers are ignored: REPLICA_ACKS, NODE_ADDRESSES, sentinels, clusters. Processes that the test starts do
-    not see these locks; a forked process has separate locks. Raises ImproperlyConfigured if the extra is not installed,
-    or if RLOCK is not a dict.
+    Raises ImproperlyConfigured if the extra ``testing`` is not installed, or if RLOCK is not a dict.
     """
 
     def __init__(self, **options: Any) -> None:
