@@ -101,7 +101,7 @@ class InProcessServer:
             yield client
         pool.disconnect()
 
-    def forget(self) -> None:
+    def flush(self) -> None:
         """Delete all its data."""
         server = self._server.fake_server
         with server.lock:
@@ -193,7 +193,7 @@ class _Own:
         finally:
             used, self.servers = self.servers, former
             for server in used.values():  # to make a server and load its scripts takes longer than most tests
-                server.forget()
+                server.flush()
                 self._unused.append(server)
 
 

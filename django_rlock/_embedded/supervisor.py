@@ -26,7 +26,7 @@ START_WITHIN = 20.0
 """How long the server may take to read its data and reply, or another one to end, in seconds."""
 CHECK_EVERY = 1.0
 """The interval at which the server's connections are counted and its socket is checked, in seconds."""
-END_WITHIN = 10.0
+STOP_WITHIN = 10.0
 """How long the server may take to shut down, in seconds."""
 _LONGEST_LOG = 1 << 20
 
@@ -72,7 +72,7 @@ def main(program: str, idle: float) -> None:
     if server is not None and connection is not None:
         _watch(server, connection, idle)
     if server is not None:
-        _end(server)
+        _stop(server)
 
 
 def _take_output() -> int:
@@ -181,10 +181,10 @@ def _socket_file() -> "tuple[int, int] | None":
     return found.st_dev, found.st_ino
 
 
-def _end(server: "subprocess.Popen[bytes]") -> None:
+def _stop(server: "subprocess.Popen[bytes]") -> None:
     server.terminate()  # does nothing if it has ended
     try:
-        server.wait(END_WITHIN)
+        server.wait(STOP_WITHIN)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()

@@ -180,7 +180,7 @@ def erase(note: Note) -> None:
             _child.write()
 
 
-def _forget_child() -> None:
+def _close_child() -> None:
     """Close the pipe: in a process that a child has forked, it must not stay open after the child's end; and a child
     that has another client id tells its parent again."""
     global _child  # noqa: PLW0603
@@ -189,8 +189,8 @@ def _forget_child() -> None:
         _child = None
 
 
-on_fork("holds", _forget_child)
-on_restore("holds", _forget_child)
+on_fork("holds", _close_child)
+on_restore("holds", _close_child)
 
 
 def _expect_children(**_: Any) -> None:

@@ -250,9 +250,9 @@ class Delivery:
         begins_by = 0.0 if self.may_be_a_copy else now + SLOWEST_TICK
         clean_up(self._using, call, now + self._marked_for, begins_by=begins_by)
 
-    def forget_success(self) -> None:
-        """Forget the success before the broker delivers the message again. Raises LockUnavailableError if Redis is
-        unreachable; then the success is forgotten later."""
+    def delete_success(self) -> None:
+        """Delete the success before the broker delivers the message again. Raises LockUnavailableError if Redis is
+        unreachable; then the success is deleted later."""
         call = self._noting(scripts.TASK_DONE, self._success, 0)
         # A late copy of note_success() may be executed after this call, so the call is repeated.
         clean_up(self._using, call, monotonic() + REMEMBERED, again=True)

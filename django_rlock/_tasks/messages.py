@@ -96,7 +96,7 @@ def _after_run(task: Any, retval: Any, state: str | None, **_: Any) -> None:
 def _run_again(task: Any, delivery: deliveries.Delivery) -> None:
     """Prepare the next run of a message that was rejected after its body had succeeded."""
     try:
-        delivery.forget_success()
+        delivery.delete_success()
     except LockUnavailableError as error:
         text = "Task %s[%s] is to run again, but its success could not be forgotten yet: %s"
         log(logger, logging.ERROR, text, task.name, delivery.message.id, error)

@@ -67,7 +67,7 @@ def run_message(
         run = Run(task, args, kwargs, request, reservation)
         result = run.execute(body)
     except _ReplacedError:
-        result = run.leave_to_another()
+        result = run.skip_replaced()
     except Exception as error:
         is_outcome = not _is_retried(task, error) and not isinstance(error, Retry | Reject | Ignore)
         if reservation is not None and is_outcome:
@@ -238,7 +238,7 @@ class Run:
                 if self._reservation.is_replaced():
                     raise _ReplacedError
 
-    def leave_to_another(self) -> Skipped | None:
+    def skip_replaced(self) -> Skipped | None:
         """Return the result of a message that another message has replaced."""
         self._report(task_deduplicated, "was dropped: %s", REPLACED)
         return skipped(self.task, self.lock.name, None, is_replaced=True)

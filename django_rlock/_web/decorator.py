@@ -70,10 +70,10 @@ class MethodOfClass:
         vars(self.__wrapped__).update({key: value for key, value in vars(self).items() if key not in named})
         setattr(owner, name, self.__wrapped__)
         if issubclass(owner, View):
-            _leave_transactions_to_methods(owner)
+            _open_transactions_in_methods(owner)
 
 
-def _leave_transactions_to_methods(cls: Any) -> None:
+def _open_transactions_in_methods(cls: Any) -> None:
     own = vars(cls).get("as_view")
 
     def as_view(subclass: Any, *args: Any, **kwargs: Any) -> Any:

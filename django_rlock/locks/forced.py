@@ -27,7 +27,16 @@ from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold
 from django_rlock.locks.statistics import note_freed, operator
-from django_rlock.locks.watchdog import AT_ONCE, FORCED_RELEASES, FREED, Renewals, free_behind, lose, note_loss, watch
+from django_rlock.locks.watchdog import (
+    AT_ONCE,
+    FORCED_RELEASES,
+    FREED,
+    Renewals,
+    lose,
+    note_loss,
+    undo_late_copies,
+    watch,
+)
 from django_rlock.settings import get_settings
 
 logger = logging.getLogger("django_rlock.locks")
@@ -95,7 +104,7 @@ def _note_forced(hold: Hold, freed: bool, renewed: bool) -> None:
     if freed:
         hold.count = 0
         HOLDS.remove(hold)
-        free_behind(hold, hold.deadline)
+        undo_late_copies(hold, hold.deadline)
         HOLDS.uncover_lost(hold)
     else:
         hold.renewed, hold.ending = renewed, False

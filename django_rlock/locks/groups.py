@@ -20,7 +20,7 @@ from django_rlock.locks.options import RELEASE_PATIENCE, milliseconds
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.statistics import count_together, reports_release
-from django_rlock.locks.watchdog import free_behind
+from django_rlock.locks.watchdog import undo_late_copies
 from django_rlock.settings import settings_of
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ async def release_all(
         for piece in rest:
             try:
                 if isinstance(piece, Taken):
-                    failures += await _free(driver.at(piece.group.using), piece)
+                    failures += await _release(driver.at(piece.group.using), piece)
                 else:
                     await release.release(piece, driver.at(piece.using), owner, 0, begun)
             except RLockError as failure:
@@ -331,7 +331,7 @@ def pieces_of(groups: Iterable[LockGroup]) -> list[Piece]:
     return [group if len(group.locks) > 1 else group.locks[0] for group in groups]
 
 
-async def _free(driver: Driver, taken: Taken) -> list[RLockError]:
+async def _release(driver: Driver, taken: Taken) -> list[RLockError]:
     group, holds = taken
     call = group.release_call(holds[0].owner_id)
     deadline = min(map(_DEADLINE, holds))
@@ -342,7 +342,7 @@ async def _free(driver: Driver, taken: Taken) -> list[RLockError]:
         HOLDS.remove_all(holds)  # an interruption may have left some of them
         clean_up(group.using, call, max(map(_DEADLINE, holds)))
         for hold in holds:
-            free_behind(hold, hold.deadline)
+            undo_late_copies(hold, hold.deadline)
         if isinstance(error, LockUnavailableError):
             raise release.release_failed(group.locks[0], error, deadline - driver.now()) from error
         raise

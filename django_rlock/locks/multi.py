@@ -270,7 +270,7 @@ class AllOrNone:
             hold.scoped -= self.request.scoped
             self._left += 1
 
-    async def give_up(self, error: BaseException) -> None:
+    async def undo_after(self, error: BaseException) -> None:
         """Release what was taken: in the background, since the attempt failed or was interrupted."""
         if self.owner.is_named and isinstance(error, RLockError):
             await self._undo()  # not possible in the background: see _release_later
@@ -302,7 +302,7 @@ class MultiEngine:
         try:
             return await attempt.run(lock.parts, grouping.pieces)
         except BaseException as error:
-            await attempt.give_up(error)
+            await attempt.undo_after(error)
             raise
 
     @staticmethod

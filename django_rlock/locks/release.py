@@ -25,7 +25,7 @@ from django_rlock.locks.options import RELEASE_PATIENCE
 from django_rlock.locks.places import PLACES
 from django_rlock.locks.records import Hold, Key, key_of
 from django_rlock.locks.statistics import count_hold, report_released
-from django_rlock.locks.watchdog import FREED, free_behind, lose, note_loss, tell_left, watch
+from django_rlock.locks.watchdog import FREED, lose, note_loss, tell_left, undo_late_copies, watch
 
 logger = logging.getLogger("django_rlock.locks")
 
@@ -96,7 +96,7 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: f
         raise hold.lost_error()
     if hold.count == 0:
         if hold.late_lease:
-            free_behind(hold, now)
+            undo_late_copies(hold, now)
         count_hold(hold, now)
         report_released(lock, hold, now)
 
@@ -121,7 +121,7 @@ def complete_later(lock: Named, hold: Hold, owner: Owner) -> None:
     if hold.count == 0 and not owner.is_named:
         call = hold.keep_call() or lock._kind.release(lock, hold.owner_id, 0, hold.lease)
         clean_up(lock.using, call, hold.deadline)
-        free_behind(hold, hold.deadline)
+        undo_late_copies(hold, hold.deadline)
     HOLDS.uncover_lost(hold)
 
 

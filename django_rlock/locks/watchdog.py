@@ -294,7 +294,7 @@ def refuse_lost(hold: Hold, now: float) -> None:
         raise hold.lost_error()
 
 
-def free_behind(hold: Hold, ended: float) -> None:
+def undo_late_copies(hold: Hold, ended: float) -> None:
     """Undo holds that late copies of its acquire may take after its end, until the lease of such a copy has ended."""
     undo = hold.kind.undo(hold.lock, hold.owner, hold.asker) if hold.late_lease else None
     if undo is not None:
@@ -309,7 +309,7 @@ def lose(hold: Hold, reason: str) -> None:
     if reason == FREED:
         reason = FORCED_RELEASES.how_freed(hold) or reason
     hold.lost = hold.lost or reason
-    free_behind(hold, monotonic())
+    undo_late_copies(hold, monotonic())
     if hold.is_unconfirmed:
         # A server that has become the primary may not know of the grant, and may still have its ticket in the queue.
         clean_up(hold.lock.using, hold.leave_call(), hold.deadline)

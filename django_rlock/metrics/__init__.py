@@ -151,10 +151,10 @@ _DATA = "template", "kind", "alias", "waited", "reason"
 def leave_breadcrumbs() -> None:
     """Leave breadcrumbs from now on."""
     for signal in lock_waited, lock_timed_out, lock_unavailable, lock_lost, lock_force_released:
-        signal.connect(_leave, dispatch_uid=BREADCRUMBS)
+        signal.connect(_add_breadcrumb, dispatch_uid=BREADCRUMBS)
 
 
-def _leave(**given: Any) -> None:
+def _add_breadcrumb(**given: Any) -> None:
     sentry = sys.modules.get("sentry_sdk")
     if sentry is None:
         return

@@ -85,7 +85,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
     attempt = attempt_at(several)
     HOLDS.remove(HOLDS.snapshot()[0])
     assert run_sync(attempt._take_alone(several.parts[0], None, None))
-    run_sync(attempt.give_up(Interruption()))
+    run_sync(attempt.undo_after(Interruption()))
     assert HOLDS.snapshot() == []
     until_clean()
 
@@ -101,7 +101,7 @@ def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():
     attempt = attempt_at(several)
     assert run_sync(attempt._take_alone(several.parts[0], None, None))
     lose(HOLDS.snapshot()[0], "it was freed by force")
-    run_sync(attempt.give_up(Interruption()))
+    run_sync(attempt.undo_after(Interruption()))
     assert HOLDS.snapshot() == []
     until_clean()
 

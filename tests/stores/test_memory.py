@@ -45,7 +45,7 @@ def in_memory(settings: Any) -> Iterator[None]:
     settings.RLOCK = {"default": {"STORE": "memory"}}
     yield
     settings.RLOCK = {"default": {"STORE": "memory"}}
-    memory._own.value.server("memory://").forget()
+    memory._own.value.server("memory://").flush()
 
 
 async def test_locks_in_memory(binding: Binding, in_memory: None) -> None:

@@ -102,7 +102,7 @@ class TaskSession:
             self._error, enough = error, True
         self._awaited.discard(slot)  # not before: an interruption would leave nothing that is asked again
         if enough or not (self._awaited or self._to_repeat):
-            self._end()
+            self._wake()
 
     def hear_failure(self, slot: _NodeSlot, reply: Exception) -> None:
         """The same for an error: repeat the call if that may help."""
@@ -153,9 +153,9 @@ class TaskSession:
             self._send(node, call, pack(call, nonce), (nonce, call.script))
         del self._to_repeat[node]  # not before: while there are some, no other answer is the last one
         if self._error is not None or not (self._awaited or self._to_repeat):
-            self._end()
+            self._wake()
 
-    def _end(self) -> None:
+    def _wake(self) -> None:
         """Wake the task, if it listens."""
         if self._count is not None:
             self._sleep.end()

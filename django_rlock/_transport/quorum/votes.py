@@ -289,7 +289,7 @@ class VoteTally:
         """Whether so many nodes failed that no quorum can reply."""
         return len(self.errors) > self.size - self.quorum
 
-    def close(self) -> None:
+    def time_out(self) -> None:
         """Record a timeout for each node that has not voted."""
         for node in self.unheard.copy():
             self.add(node, RedisTimeoutError("did not reply in time"))
@@ -368,7 +368,7 @@ class VotingRound:
 
         await self._session.listen(count, self.now() + self.nodes.timeout if until is None else until)
         if not tally.decided:
-            tally.close()
+            tally.time_out()
         return tally
 
     async def ask_all(self, calls: Sequence[QuorumCall]) -> list[VoteTally]:
@@ -386,7 +386,7 @@ class VotingRound:
 
         await self._session.listen(count, self.now() + self.nodes.timeout)
         for call in waited_for:
-            self._tallies[call].close()
+            self._tallies[call].time_out()
         return tallies
 
     async def send_to_all(self, call: QuorumCall) -> VoteTally:
@@ -409,7 +409,7 @@ class VotingRound:
             return False
 
         await session.listen(count, until)
-        tally.close()
+        tally.time_out()
         return tally
 
     async def hear_out(self, tally: VoteTally, until: float) -> None:

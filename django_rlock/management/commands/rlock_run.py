@@ -112,7 +112,7 @@ class Command(ShellCommand):
                 terms,
                 lambda _lock: started.run(),
                 note=lambda text: verbosity > 1 and self.stderr.write(text),
-                on_lost=started.end,
+                on_lost=started.stop,
             )
         if status:
             raise SystemExit(status)
@@ -140,19 +140,19 @@ class Program:
         self._signals: int | None = None
         """A file that becomes readable when a signal has come."""
         self._came_early: list[int] = []
-        self._ends = False
+        self._stops = False
 
     def run(self) -> int:
         """Run the program to its end; returns its exit status, or 128 plus the number of the signal that ended it."""
         process = self._start()
         status = self._wait(process)
-        if self._ends:
+        if self._stops:
             self._signal(process, signal.SIGKILL)  # processes that it started and did not end
         return status if status >= 0 else 128 - status
 
-    def end(self, _lock: object = None) -> None:
-        """End the program soon; any thread may call this."""
-        self._ends = True
+    def stop(self, _lock: object = None) -> None:
+        """Stop the program soon; any thread may call this."""
+        self._stops = True
         process = self._process
         if process is not None:
             self._signal(process, signal.SIGTERM)
@@ -178,8 +178,8 @@ class Program:
         process = self._process = subprocess.Popen([*_tether(), *self._command], process_group=group)  # noqa: S603
         for number in self._came_early:
             self._signal(process, number)
-        if self._ends:
-            self.end()  # end() may have been called before the process existed
+        if self._stops:
+            self.stop()  # stop() may have been called before the process existed
         return process
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
