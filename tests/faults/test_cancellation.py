@@ -1,4 +1,4 @@
-"""asyncio: cancellation at every await of acquire and release, asyncio.timeout, gather, and loops that end."""
+"""asyncio: acquire that is cancelled at every await, asyncio.timeout, gather, and loops that end."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_rlock import FairLock, FencedLock, MultiLock, RLock
+from django_rlock import FencedLock, MultiLock, RLock
 from django_rlock._transport.async_pool import _loops
 from django_rlock._transport.listener import Listener, TaskWaiter, ThreadWaiter
-from django_rlock.locks.holds import HOLDS, WAITS
+from django_rlock.locks.holds import HOLDS
 from tests.eventually import UNTIL_SERVED, eventually
 
 KEY = "rlock:stock:42"
@@ -67,11 +67,6 @@ def cancelled_everywhere(body: Callable[[int], Coroutine[Any, Any, bool]], check
     raise AssertionError("unreachable")
 
 
-async def acquire_cancelled_at(lock, at: int) -> bool:
-    """The same, with the running task as the owner."""
-    return await cancelled_at(lock.aacquire(), at)
-
-
 async def try_for(lock, seconds: float) -> bool:
     return await lock.aacquire(wait_time=seconds)
 
@@ -97,61 +92,6 @@ def test_cancelled_acquire_leaves_nothing(kind, redis_client, warm):
 
     assert cancelled_everywhere(body, partial(free_again, redis_client)) >= 1
     free_again(redis_client)
-
-
-def test_cancelled_release_frees_all_the_same(kind, redis_client):
-    lock = kind("stock:42")
-
-    async def body(at: int) -> bool:
-        await lock.aacquire()
-        struck = await cancelled_at(lock.arelease(), at)
-        assert HOLDS.snapshot() == []
-        return struck
-
-    assert cancelled_everywhere(body, partial(free_again, redis_client)) >= 1
-    assert not redis_client.exists(KEY)
-
-
-@pytest.mark.parametrize("lease_time", [None, 30])
-def test_cancelled_wait_leaves_neither_ticket_nor_grant(kind, redis_client, lease_time):
-    """At each suspension of a wait, also at those after the holder has released."""
-    lock = kind("stock:42")
-    believes = kind is FairLock and lease_time is None
-
-    async def body(at: int) -> bool:
-        await lock.aacquire()
-        waiting = asyncio.create_task(acquire_cancelled_at(kind("stock:42", lease_time=lease_time), at))
-        while not waiting.done() and not WAITS.snapshot():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
-        await lock.arelease()
-        if await waiting:
-            return True
-        assert [hold.lost for hold in HOLDS.snapshot()] == [None]
-        HOLDS.clear()  # its task has ended, and no one could release it
-        redis_client.delete(KEY)
-        return False
-
-    def check() -> None:
-        assert WAITS.snapshot() == []
-        assert HOLDS.snapshot() == []
-        free_again(redis_client)
-
-    assert cancelled_everywhere(body, check) >= (2 if believes else 3)
-
-
-def test_cancelled_inner_acquire_keeps_the_outer_hold(kind, redis_client):
-    lock = kind("stock:42")
-
-    async def body(at: int) -> bool:
-        async with lock:
-            struck = await cancelled_at(lock.aacquire(), at)
-            assert await lock.aowned()
-            if not struck:
-                await lock.arelease()
-        assert not redis_client.exists(KEY)
-        return struck
-
-    assert cancelled_everywhere(body) >= 1
 
 
 @pytest.mark.parametrize("method", ["acquire", "release"])

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from django_rlock import FairLock, RLock
+from django_rlock import FairLock
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, java_queue_keys
-from tests.eventually import UNTIL_SERVED, eventually, in_threads
+from tests.eventually import UNTIL_SERVED, eventually
 from tests.processes import MAIN_THREAD, ClientProcess, RemoteError
 
 KEY = "rlock:stock:42"
@@ -41,16 +41,6 @@ def queued(redis_client, number):
     eventually(lambda: redis_client.zcard(QUEUE) == number)
 
 
-def test_holder_is_killed(start, redis_client):
-    holder, waiter = start(), start()
-    holder.do(ACQUIRE)
-    answer = waiter.begin(ACQUIRE)
-    queued(redis_client, 1)
-    holder.kill()
-    assert answer.result(UNTIL_SERVED) is True  # when the lease has ended
-    waiter.do(RELEASE)
-
-
 def test_holder_is_paused_past_its_lease(start, redis_client):
     """It learns of the loss when it goes on, and nothing of what it does then touches the next holder."""
     holder, waiter = start(), start()
@@ -66,23 +56,6 @@ def test_holder_is_paused_past_its_lease(start, redis_client):
     eventually(lambda: holder.do("state") == {"told": 1})
     assert redis_client.hkeys(KEY) == owner
     waiter.do(RELEASE)
-
-
-def test_paused_holder_takes_the_lock_again(start, redis_client):
-    """Owner and background thread wake at once; the clean-up of the old hold must not free the new one."""
-    holder = start({"WATCHDOG_TIMEOUT": 0.3, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5})
-    for _ in range(3):
-        holder.do(ACQUIRE)
-        holder.pause()
-        again = holder.begin("lock('stock:42').acquire(lease_time=30)")
-        eventually(lambda: not redis_client.exists(KEY))
-        holder.resume()
-        assert again.result(UNTIL_SERVED) is True
-        time.sleep(0.3)
-        assert holder.do("lock('stock:42').owned()") is True
-        holder.do(RELEASE)
-        with pytest.raises(RemoteError, match="LockLostError"):
-            holder.do(RELEASE)
 
 
 def test_waiter_that_was_killed_is_skipped(start, redis_client, settings):
@@ -166,26 +139,6 @@ def _someone_waits(redis_client, kind) -> bool:
     return redis_client.pubsub_numsub(f"redisson_lock__channel:{{{KEY}}}")[0][1] == 1
 
 
-def test_wake_up_is_lost(redis_client, short, monkeypatch):
-    """The heartbeat finds the grant."""
-    from django_rlock._transport.listener import Listener
-
-    lock = FairLock("stock:42")
-    lock.acquire()
-
-    def wait() -> None:
-        with FairLock("stock:42"):
-            pass
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    queued(redis_client, 1)
-    monkeypatch.setattr(Listener, "wake_next", lambda *_: None)
-    lock.release()
-    waiting.join(UNTIL_SERVED)
-    assert not waiting.is_alive()
-
-
 def test_queue_is_lost_with_all_its_waiters(redis_client, settings):
     """One heartbeat, for the longest waiter of the process, notices: all of them take a new ticket."""
     settings.RLOCK = {"default": {**PATIENT, "WAITER_ALIVE_TIME": 3.0, "CLAIM_TIME": 1.0}}
@@ -259,27 +212,6 @@ def test_order_of_service_over_processes_threads_and_tasks(start, redis_client):
         answer.result(UNTIL_SERVED)
     assert between.result(UNTIL_SERVED) is True
     assert other.do("state['order']") == ["first", "task", "third", "task", "fifth"]
-
-
-def test_plain_lock_on_the_same_name_is_excluded_and_noticed(redis_client, short):
-    plain, fair = RLock("stock:42"), FairLock("stock:42", wait_time=10)
-    taken = []
-
-    def wait() -> None:
-        with fair:
-            taken.append(1)
-
-    plain.acquire()
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    queued(redis_client, 1)
-    assert not taken
-    plain.release()
-    waiting.join(UNTIL_SERVED)
-    assert taken
-    with fair:
-        in_threads(lambda: taken.append(plain.acquire(blocking=False)))
-    assert taken[-1] is False
 
 
 @pytest.mark.parametrize(

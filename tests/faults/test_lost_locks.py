@@ -385,16 +385,6 @@ def test_permit_is_renewed_for_max_hold_time_at_most(settings, caplog):
     licences.release(permit)
 
 
-async def test_renewed_while_held_and_not_after(binding, kind, redis_client):
-    lock = kind("stock:42")
-    async with binding.inside(lock):
-        redis_client.pexpire(KEY, 5_000)
-        renew_now()
-        await binding.until(lambda: redis_client.pttl(KEY) > 15_000)
-        lock.check()
-    assert not redis_client.exists(KEY)
-
-
 def test_holds_of_one_server_are_renewed_by_one_script(kind, server, redis_client):
     load_scripts(server)  # a script that it does not know yet is sent for each hold
 

@@ -13,8 +13,6 @@ from django_rlock.locks.holds import HOLDS
 from tests.background import settle, until_clean
 from tests.eventually import UNTIL_SERVED
 
-KEY = "rlock:stock:42"
-
 
 def in_thread(function):
     outcome = []
@@ -54,24 +52,6 @@ def test_lock_of_a_thread_that_ended_is_not_renewed(kind, redis_client, settings
     assert kind("stock:42").acquire(wait_time=10, lease_time=30)
     assert "ended without releasing" in caplog.text
     kind("stock:42").release()
-
-
-@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept for its result"])
-def test_lock_of_a_task_that_ended_is_not_renewed(kind, settings, is_kept):
-    settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 0.4}}
-
-    async def leave_it() -> None:
-        await kind("stock:42").aacquire()
-
-    async def body() -> None:
-        ended = [asyncio.create_task(leave_it())]
-        await ended[0]
-        if not is_kept:
-            ended.clear()
-        async with kind("stock:42", wait_time=10, lease_time=30):
-            assert bool(ended) == is_kept
-
-    asyncio.run(body())
 
 
 def test_lock_of_a_task_whose_loop_was_closed_is_not_renewed(kind, settings):

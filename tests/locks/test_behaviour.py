@@ -264,25 +264,6 @@ async def test_tickets_are_served_in_order(binding, redis_client):
     assert served == list(range(8))
 
 
-def test_threads_and_tasks_of_one_process_wait_for_each_other(kind, redis_client):
-    import asyncio
-
-    lock = kind("stock:42")
-    lock.acquire()
-    done = []
-
-    async def task() -> None:
-        async with kind("stock:42"):
-            done.append(1)
-
-    thread = threading.Thread(target=lambda: asyncio.run(task()))
-    thread.start()
-    eventually(WAITS.snapshot)
-    lock.release()
-    thread.join(UNTIL_SERVED)
-    assert done
-
-
 def test_lock_objects_are_handles(kind, redis_client):
     """One object serves all threads; two objects of one name are one lock."""
     lock = kind("stock:42")

@@ -42,12 +42,3 @@ async def test_waiter_for_a_permit_learns_of_a_shorter_lease(binding):
     await waiting(binding)
     await binding.call(licences, "update_lease_time", permit, SHORT)
     assert await binding.result(waiter)
-
-
-async def test_waiter_is_not_woken_by_a_longer_lease(binding, redis_client):
-    holder = RLock("stock:42", lease_time=LONG)
-    await binding.acquire(holder)
-    redis_client.config_resetstat()
-    await binding.call(holder, "extend", 2 * LONG)
-    assert "cmdstat_publish" not in redis_client.info("commandstats")
-    await binding.release(holder)

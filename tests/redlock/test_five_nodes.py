@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError, rlock
+from django_rlock import LockLostError, LockNotOwnedError, LockUnavailableError
 from django_rlock._transport import subscriber
 from django_rlock._transport.calls import REMEMBERED, pack_command
 from django_rlock._transport.quorum.nodes import node_set
@@ -21,7 +21,7 @@ from django_rlock.locks import redlock
 from django_rlock.locks.holds import WAITS
 from django_rlock.locks.kinds import EXTEND, SETTLE
 from django_rlock.locks.redlock import RedLock
-from tests.background import is_clean, renew_now, until_clean, until_heard, until_renewed
+from tests.background import renew_now, until_clean, until_heard, until_renewed
 from tests.bindings import BlockingBinding, TaskBinding, elsewhere
 from tests.eventually import PATIENCE
 from tests.proxy import load_scripts
@@ -73,21 +73,6 @@ async def others_have(binding, nodes, number):
 
 
 # --- as on one server -------------------------------------------------------------------------------------------------
-
-
-async def test_acquire_and_release(binding, nodes):
-    lock = rlock("x", using="quorum")
-    assert isinstance(lock, RedLock)
-    assert await binding.acquire(lock, wait_time=0)
-    await all_have_it(binding, nodes)
-    assert await binding.call(lock, "owned")
-    assert await binding.call(lock, "hold_count") == 1
-    assert 25 < await binding.call(lock, "remaining_lease") <= 30
-    await binding.release(lock)
-    await none_has_it(binding, nodes)
-    assert not await binding.call(lock, "locked")
-    with pytest.raises(LockNotOwnedError):
-        await binding.release(lock)
 
 
 async def test_state_on_each_node_is_redissons(binding, nodes, lock):
@@ -206,15 +191,6 @@ async def test_a_wait_without_end_outlasts_the_quarantine(binding, nodes, lock, 
         server.restart()
     async with binding.inside(lock):
         assert lock.token
-
-
-async def test_a_late_grant_is_given_back(binding, nodes, hasty_nodes, lock):
-    """Three nodes get the command while they are paused, and obey when no one waits for it any more."""
-    with paused(nodes[:3]), pytest.raises(QuorumNotReachedError):
-        await binding.acquire(lock, wait_time=0)
-    await none_has_it(binding, nodes)
-    await binding.until(lambda: is_clean() and not node_set("quorum").untold)
-    assert not any(holders(nodes))
 
 
 async def test_undo_is_kept_for_as_long_as_a_copy_may_come(binding, nodes, hasty_nodes, lock):
@@ -342,15 +318,6 @@ def test_a_signal_while_connections_are_taken(nodes, lock, monkeypatch):
 
 
 @pytest.mark.lengthy
-async def test_renewed_by_a_quorum(binding, nodes, lock):
-    with paused(nodes[:2]):
-        async with binding.inside(lock):
-            hold = hold_of(lock)
-            until_renewed(hold)
-            assert not lock.lost
-
-
-@pytest.mark.lengthy
 async def test_suspect_while_it_cannot_be_renewed_and_lost_in_the_end(binding, nodes, lock):
     await binding.acquire(lock)
     with paused(nodes[:3]):
@@ -425,29 +392,7 @@ async def test_a_release_that_most_nodes_do_not_confirm(binding, nodes, lock):
     await none_has_it(binding, nodes)
 
 
-async def test_a_node_that_missed_the_release_is_told_later(binding, nodes, lock):
-    await binding.acquire(lock)
-    await all_have_it(binding, nodes)
-    with paused(nodes[:1]):
-        await binding.release(lock)
-    await none_has_it(binding, nodes)
-
-
 # --- tokens -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.lengthy
-async def test_a_token_is_passed_on_to_a_quorum(binding, nodes, lock):
-    """The counter of one node runs ahead; before anybody has its token, the others count on from it."""
-    ahead = 8 * 10**15
-    with nodes[2].client() as client:
-        client.set("redisson_lock_token:{rlock:x}", ahead)
-    with paused(nodes[:2]):
-        async with binding.inside(lock):
-            assert lock.token > ahead
-            for server in nodes[2:]:
-                with server.client() as client:
-                    assert int(client.get("redisson_lock_token:{rlock:x}")) == lock.token
 
 
 @pytest.mark.usefixtures("patient")

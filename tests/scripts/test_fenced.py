@@ -54,13 +54,6 @@ def test_hold_of_the_plain_kind_gets_a_token_on_re_entry(run, redis_client):
     assert (answer, redis_client.get(TOKEN)) == ("OK", str(token))
 
 
-@pytest.mark.parametrize(("fence_ttl", "left"), [(WEEK, WEEK), (0, -1)])
-def test_counter_expires_unless_it_is_to_stay(run, redis_client, fence_ttl, left):
-    redis_client.set(TOKEN, 1, px=1000)
-    run(scripts.FENCED_ACQUIRE, ME, 1, LEASE, fence_ttl, 0)
-    assert left - 20_000 < redis_client.pttl(TOKEN) <= left
-
-
 def test_refused_owner_draws_no_token(run, redis_client):
     run(scripts.RLOCK_ACQUIRE, OTHER, 1, LEASE)
     assert LEASE / 2 < run(scripts.FENCED_ACQUIRE, ME, 1, 99, WEEK, 0) <= LEASE

@@ -332,13 +332,6 @@ def test_a_message_that_is_sent_again_keeps_its_reservation(worker, log, unread)
     assert not overlaps(starts(log, 1))
 
 
-def test_it_is_freed_by_hand(unread, log):
-    tasks.queues.apply_async([log], queue=unread)
-    assert tasks.queues.release_lock(log)
-    assert not tasks.queues.release_lock(log)
-    assert is_free(tasks.queues, log, unread)
-
-
 # --- again, and until the start --------------------------------------------------------------------------------------
 
 

@@ -313,23 +313,6 @@ def test_a_subclass_cannot_lie_about_its_text():
     assert render("<v>", v=Odd(7)) == "7"
 
 
-@pytest.mark.parametrize("source", ["<a>:<b>", "x:<a>/:<b>", "<a>/<b>"])
-def test_a_model_instance_never_meets_a_string(source):
-    """A plain colon inside a value would make (instance, "x") of ("shop.order", "7:x")."""
-    keys = {
-        render(source, a=a, b=b)
-        for a, b in [
-            (User(pk="auth.user"), 7),
-            ("auth.user", User(pk=7)),
-            ("auth.user:auth.user", 7),
-            ("auth.user", "auth.user:7"),
-            (User(pk="auth.user:7"), "7"),
-            (User(pk="auth.user"), User(pk=7)),
-        ]
-    }
-    assert len(keys) == 6
-
-
 def test_the_colon_of_an_instance_is_escaped_only_where_a_colon_ends_a_value():
     user = User(pk=7)
     assert render("t:<a>", a=user) == "t:auth.user:7"
