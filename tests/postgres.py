@@ -17,10 +17,6 @@ from tests.programs import Program, ProgramUnavailableError
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
-PostgresUnavailableError = ProgramUnavailableError
-"""There is no PostgreSQL here that could be started; the text says why."""
-
-
 def find_binaries() -> Path:
     """The folder of ``initdb`` and ``postgres``: the PATH's, pg_config's, or the newest below /usr/lib/postgresql."""
     folders = [Path(found).parent for found in [shutil.which("postgres")] if found]
@@ -31,7 +27,7 @@ def find_binaries() -> Path:
     for folder in folders:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
-    raise PostgresUnavailableError(
+    raise ProgramUnavailableError(
         "PostgreSQL's initdb and postgres are neither on the PATH nor in /usr/lib/postgresql."
     )
 
@@ -45,7 +41,7 @@ def _version(folder: Path) -> float:
 class PostgresServer(Program):
     """A server with an empty database; it does not wait for the disk unless it is ``durable``.
 
-    PostgresUnavailableError where there is none; RuntimeError when it does not start.
+    ProgramUnavailableError where there is none; RuntimeError when it does not start.
     """
 
     end_by = "INT"

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-START_TIMEOUT = 60.0
-"""Seconds that a server gets to accept its first connection."""
+import pytest
 
 # The end of file on standard input shows that the process which started us has ended, by SIGKILL too.
 _UNTIL_TOLD = """
@@ -40,6 +40,10 @@ class Program:
 
     end_by = "KILL"
     """The signal that ends it."""
+    until_told = _UNTIL_TOLD
+    """What a shell runs with the folder, the signal and the command: it prints the server's process id."""
+    start_timeout = 60.0
+    """Seconds that the server gets to accept its first connection."""
 
     def __init__(self) -> None:
         self._user = _ordinary_user()
@@ -64,6 +68,10 @@ class Program:
     def command(self) -> list[str]:
         raise NotImplementedError
 
+    def environ(self) -> dict[str, str]:
+        """What the environment says to the server beside the test's own."""
+        return {}
+
     def is_ready(self) -> bool:
         """Whether it accepts connections."""
         raise NotImplementedError
@@ -78,8 +86,9 @@ class Program:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
         self.prepare()
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _UNTIL_TOLD, str(self.folder), self.end_by, *self.command()],
+            ["/bin/bash", "-c", self.until_told, str(self.folder), self.end_by, *self.command()],
             cwd=self.folder,
+            env={**os.environ, **self.environ()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for us
@@ -107,7 +116,7 @@ class Program:
             raise RuntimeError(f"{command[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + self.start_timeout
         while not self.is_ready():
             if time.monotonic() > deadline:
                 log = (self.folder / "log").read_text(errors="replace")[-2000:]
@@ -118,6 +127,19 @@ class Program:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+
+Server = TypeVar("Server", bound=Program)
+
+
+def started(make: Callable[[], Server]) -> Iterator[Server]:
+    """The server, for a fixture; a test that needs it is skipped where its program is missing."""
+    try:
+        server = make()
+    except ProgramUnavailableError as reason:
+        pytest.skip(str(reason))
+    with server:
+        yield server
 
 
 def _ordinary_user() -> pwd.struct_passwd | None:

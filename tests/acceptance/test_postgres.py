@@ -10,17 +10,13 @@ import psycopg
 import pytest
 
 from example_project.stack import Stack
-from tests.postgres import PostgresServer, PostgresUnavailableError
+from tests.postgres import PostgresServer
+from tests.programs import started
 
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except PostgresUnavailableError as error:
-        pytest.skip(str(error))
-    with server:
-        yield server
+    yield from started(PostgresServer)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from pytest_django import DjangoDbBlocker, Settings
 
 from tests.bindings import binding, nothing_left, pytest_pyfunc_call
 from tests.fencing.models import MODELS
-from tests.postgres import PostgresServer, PostgresUnavailableError
+from tests.postgres import PostgresServer
+from tests.programs import started
 
 __all__ = ["binding", "nothing_left", "pytest_pyfunc_call"]
 
@@ -38,11 +40,7 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDb
 
 @pytest.fixture(scope="session")
 def postgres(django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    try:
-        server = PostgresServer()
-    except PostgresUnavailableError as reason:
-        pytest.skip(str(reason))
-    with server, django_db_blocker.unblock():
+    with contextmanager(started)(PostgresServer) as server, django_db_blocker.unblock():
         yield from _database("fencing_postgres", server.database)
 
 

@@ -10,7 +10,8 @@ from example_project.embedded import EmbeddedServer
 from tests import celery_app
 from tests.celery_app import records
 from tests.celery_app.workers import Worker
-from tests.rabbitmq import RabbitServer, RabbitUnavailableError
+from tests.programs import started
+from tests.rabbitmq import RabbitServer
 from tests.sqs import Sqs, missing
 
 
@@ -77,12 +78,7 @@ def busy(celery_servers, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rabbit():
-    try:
-        server = RabbitServer()
-    except RabbitUnavailableError as error:
-        pytest.skip(str(error))
-    with server:
-        yield server
+    yield from started(RabbitServer)
 
 
 @pytest.fixture(scope="module")

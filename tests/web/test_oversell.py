@@ -12,7 +12,8 @@ import pytest
 
 from example_project.embedded import EmbeddedServer
 from tests.eventually import PATIENCE
-from tests.postgres import PostgresServer, PostgresUnavailableError
+from tests.postgres import PostgresServer
+from tests.programs import started
 
 BUYERS = 24
 ITEMS = 10
@@ -23,12 +24,7 @@ pytestmark = pytest.mark.thorough  # test_transactions.py shows the same by the 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except PostgresUnavailableError as reason:
-        pytest.skip(str(reason))
-    with server:
-        yield server
+    yield from started(PostgresServer)
 
 
 @pytest.fixture(scope="module")
