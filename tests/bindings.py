@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
@@ -65,6 +65,9 @@ class BlockingBinding:
 
     async def result(self, outcome: Future[Any]) -> Any:
         return outcome.result(UNTIL_SERVED)
+
+    async def results(self, outcomes: Iterable[Any]) -> list[Any]:
+        return [await self.result(each) for each in outcomes]
 
     async def sleep(self, seconds: float) -> None:
         threading.Event().wait(seconds)

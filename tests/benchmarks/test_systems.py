@@ -1,12 +1,12 @@
 """The systems beside ours: their contenders exclude each other, as ours do."""
 
-import threading
 from typing import Any
 
 import pytest
 
 from benchmarks.systems import servers
 from benchmarks.systems.contenders import SYSTEMS, Terms, ZooKeeperLock
+from tests.beside import beside
 
 FOREIGN = [name for name, system in SYSTEMS.items() if system.server != "Valkey"]
 """Those that need no settings of Django's."""
@@ -50,10 +50,7 @@ def test_a_contender_excludes_another_one_which_enters_when_it_leaves(name, two_
     assert not hasty.take()
     patient.give()
     assert hasty.take()
-    entered = []
-    waiter = threading.Thread(target=lambda: entered.append(patient.take()))
-    waiter.start()
-    hasty.give()
-    waiter.join()
-    assert entered == [True]
+    with beside(patient.take) as entered:
+        hasty.give()
+    assert entered.result() is True
     patient.give()

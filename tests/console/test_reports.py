@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -19,6 +18,7 @@ from django_rlock._monitoring.documents import guess_role
 from django_rlock._transport.identity import client_id
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.records import Route, Work, context
+from tests.beside import beside
 from tests.conftest import OwnServer
 from tests.console.processes import Process
 from tests.console.reporting import Clock, commands, held, report_key, report_of
@@ -98,14 +98,12 @@ def test_a_process_that_only_waits_sends_a_handful_of_commands_in_ten_seconds(
     with Process() as other, commands(redis_client) as sent:
         started = monotonic()
         other.acquire("stock:1")
-        waiter = threading.Thread(target=take_and_release, args=("stock:1",))
-        waiter.start()
-        eventually(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
-        for _ in range(100):
-            clock.publish_in(0.1)
-        assert [entry["key"] for entry in entries(redis_client, "wait")] == ["rlock:stock:1"]
-        other.release("stock:1")
-        waiter.join()
+        with beside(take_and_release, "stock:1"):
+            eventually(lambda: redis_client.zcard("rlock_queue:{rlock:stock:1}"))
+            for _ in range(100):
+                clock.publish_in(0.1)
+            assert [entry["key"] for entry in entries(redis_client, "wait")] == ["rlock:stock:1"]
+            other.release("stock:1")
         in_all = 10 + monotonic() - started
     ours = [command for command in sent if client_id() in command and "EVALSHA" not in command]
     assert 3 <= len([command for command in ours if "HGETALL" not in command]) <= 7 * in_all / 10

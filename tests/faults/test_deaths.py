@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ import pytest
 
 from django_rlock import FairLock
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, java_queue_keys
+from tests.beside import beside, visit
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.processes import MAIN_THREAD, ClientProcess, RemoteError
 
@@ -117,20 +117,12 @@ def test_listening_connection_is_killed(kind, redis_client, settings):
     """Everything is asked at once after the reconnect; no one waits for a heartbeat, a poll or a lease."""
     settings.RLOCK = {"default": PATIENT}
     holder = kind("stock:42")
-
-    def wait() -> None:
-        with kind("stock:42"):
-            pass
-
     for _ in range(3):
         holder.acquire()
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        eventually(lambda: _someone_waits(redis_client, kind))
-        redis_client.client_kill_filter(_type="pubsub")
-        holder.release()
-        waiting.join(UNTIL_SERVED)
-        assert not waiting.is_alive()
+        with beside(visit, kind("stock:42")):
+            eventually(lambda: _someone_waits(redis_client, kind))
+            redis_client.client_kill_filter(_type="pubsub")
+            holder.release()
 
 
 def _someone_waits(redis_client, kind) -> bool:

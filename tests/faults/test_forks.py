@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,6 +13,7 @@ from django_rlock._transport.identity import client_id, current_owner
 from django_rlock._transport.registry import _listeners
 from django_rlock._transport.worker import worker, workers
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.beside import beside, visit
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
 from tests.forking import fork, in_child
 from tests.processes import ROOT, ClientProcess
@@ -75,15 +77,8 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
     """The parent has all threads running at the fork; the child needs its own."""
     settings.RLOCK = {"default": {"WATCHDOG_TIMEOUT": 3.0, "WAITER_ALIVE_TIME": 1.0, "CLAIM_TIME": 0.5}}
     lock = kind("stock:42")
-    with lock, kind("stock:43"):
-        taken = threading.Event()
-
-        def wait() -> None:
-            with kind("stock:42"):
-                taken.set()
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
+    with ExitStack() as waiting, lock, kind("stock:43"):
+        waiting.enter_context(beside(visit, kind("stock:42")))
         eventually(WAITS.snapshot)
         assert worker("default")._runs
 
@@ -98,8 +93,6 @@ def test_child_takes_waits_and_is_renewed_by_itself(kind, redis_client, settings
 
         in_child(child)
         lock.check()
-    waiting.join(UNTIL_SERVED)
-    assert taken.is_set()
 
 
 def test_child_of_which_python_was_not_notified(server):

@@ -7,7 +7,7 @@ import operator
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.records import Hold
 from django_rlock.management import _CommandSection as Section
 from tests.background import look_at, settle, until_clean
+from tests.beside import beside
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.faults.interrupting import (
     MAKERS,
@@ -134,12 +135,10 @@ def test_wait_that_was_interrupted_while_it_left_is_over(kind, redis_client, mon
 
     with monkeypatch.context() as patch:
         patch.setattr("django_rlock.locks.holds.Waits.remove", raise_interruption)
-        with lock:
-            thread = threading.Thread(target=wait_for_it)
-            thread.start()
+        with ExitStack() as waiting, lock:
+            waiting.enter_context(beside(wait_for_it))
             report = report_key(client_id())
             eventually(lambda: any(field.startswith("wait ") for field in redis_client.hkeys(report)))
-        thread.join(UNTIL_SERVED)
     gc.collect()  # the exception and its frames
     assert WAITS.snapshot() == []
     until_clean()

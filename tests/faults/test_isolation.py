@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,7 @@ from django_rlock._transport.subscriber import Subscriber
 from django_rlock._transport.worker import CleanUp, CleanUps, clean_up, worker
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import forget_clean_up, is_clean, nudge, renew_now, settle, until_renewed
+from tests.beside import beside, visit
 from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
 from tests.processes import ClientProcess
 
@@ -139,24 +141,16 @@ def test_connections_are_not_remembered_from_the_midst_of_a_change_of_settings(s
 
 def test_callers_wait_for_a_place_within_their_time(kind, settings, redis_client):
     settings.RLOCK = {"default": {"MAX_CONNECTIONS": 2}}
-    failures: list[BaseException] = []
     start = threading.Barrier(20)
 
     def work(number: int) -> None:
         start.wait()
-        try:
-            for _ in range(5):
-                with kind(f"stock:{number}"):
-                    pass
-        except BaseException as error:  # noqa: BLE001 - told below
-            failures.append(error)
+        for _ in range(5):
+            visit(kind(f"stock:{number}"))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(UNTIL_SERVED)
-    assert failures == []
+    with ExitStack() as working:
+        for number in range(20):
+            working.enter_context(beside(work, number))
     assert servers.server("default").size <= 2
 
 
@@ -234,18 +228,9 @@ def test_waiter_goes_on_when_its_listener_cannot_connect(monkeypatch, settings, 
         raise OSError("no route")
 
     monkeypatch.setattr(Subscriber, "_connect", refuse)
-    taken = threading.Event()
-
-    def wait() -> None:
-        with FairLock("stock:42"):
-            taken.set()
-
-    with FairLock("stock:42"):
-        waiting = threading.Thread(target=wait)
-        waiting.start()
+    with ExitStack() as waiting, FairLock("stock:42"):
+        waiting.enter_context(beside(visit, FairLock("stock:42")))
         eventually(WAITS.snapshot)
-    assert taken.wait(UNTIL_SERVED)
-    waiting.join(UNTIL_SERVED)
 
 
 @pytest.mark.parametrize("begins_first", [False, True])

@@ -4,7 +4,6 @@ count references collects it much later. Here such objects are kept for ever, an
 
 import asyncio
 import gc
-import threading
 
 import pytest
 
@@ -19,6 +18,7 @@ from django_rlock.locks.expirable import Permit
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.locks.mutex import NAMED_CALLS, QueuedCall
 from django_rlock.locks.records import Hold, Wait
+from tests.beside import beside, visit
 from tests.eventually import eventually
 
 
@@ -64,11 +64,9 @@ def test_a_connection_that_is_closed_leaves_its_place(kept, redis_client):
 def test_a_wait_that_is_over_leaves_its_queue(kept, redis_client, kind):
     holder, waiter = kind("stock"), kind("stock")
     holder.acquire()
-    thread = threading.Thread(target=lambda: waiter.acquire(wait_time=60) and waiter.release())
-    thread.start()
-    eventually(lambda: of(kept, Wait))
-    holder.release()
-    thread.join()
+    with beside(visit, waiter):
+        eventually(lambda: of(kept, Wait))
+        holder.release()
     assert of(kept, ListenerWaiter)
     channels = [channel for listener in listeners("default") for channel in listener.channels.values()]
     lines = [line for channel in channels for token, line in channel.lines.items() if token != EVERYBODY]

@@ -19,6 +19,7 @@ from django_rlock._monitoring import reporter
 from django_rlock._transport import identity
 from django_rlock._transport.identity import client_id
 from django_rlock.locks.holds import WAITS
+from tests.beside import beside, visit
 from tests.eventually import PATIENCE, eventually, in_threads
 from tests.processes import ROOT, ClientProcess
 
@@ -153,20 +154,13 @@ def test_a_jump_is_seen_by_an_owner_that_has_not_taken_a_lock_before(jump):
 def test_who_waits_keeps_its_client_id(jump):
     before, lock = client_id(), rlock("stock:42", owner="order 7")
     lock.acquire()
-
-    def visit() -> None:
-        with rlock("stock:42", wait_time=PATIENCE):
-            pass
-
-    waiting = threading.Thread(target=visit)
-    waiting.start()
-    eventually(WAITS.snapshot)
-    lock.hand_over()  # nothing is held now
-    jump()
-    Semaphore("licences").try_set_permits(1)
-    assert client_id() == before
-    rlock("stock:42", owner="order 7").release()
-    waiting.join()
+    with beside(visit, rlock("stock:42", wait_time=PATIENCE)):
+        eventually(WAITS.snapshot)
+        lock.hand_over()  # nothing is held now
+        jump()
+        Semaphore("licences").try_set_permits(1)
+        assert client_id() == before
+        rlock("stock:42", owner="order 7").release()
 
 
 def test_requests_of_semaphores_notice_a_jump(jump):

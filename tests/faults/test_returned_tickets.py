@@ -85,6 +85,5 @@ async def test_another_alias_of_the_server_gives_nothing_back(binding, redis_cli
     waiting = [binding.start(note, number) for number in range(4)]
     await binding.until(lambda: redis_client.zcard(queue_key(KEY)) == 4)
     await binding.release(holder)
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
     assert sorted(inside) == [0, 1, 2, 3]

@@ -1,6 +1,5 @@
 """Celery tasks whose Redis goes away at an inconvenient moment."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from django_rlock._tasks import deliveries
 from django_rlock._tasks.reservations import Reservation
 from django_rlock._transport import worker
 from django_rlock.celery import LockedTask
+from tests.beside import held_beside
 from tests.eventually import UNTIL_SERVED, eventually
 
 MORE_THAN_ARE_TRIED = 5
@@ -28,19 +28,8 @@ def app():
 @pytest.fixture
 def taken():
     """Another thread holds the lock "job" until the test ends."""
-    held, enough = threading.Event(), threading.Event()
-
-    def hold():
-        with FairLock("job"):
-            held.set()
-            enough.wait(UNTIL_SERVED)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    assert held.wait(UNTIL_SERVED)
-    yield
-    enough.set()
-    other.join()
+    with held_beside(FairLock("job")):
+        yield
 
 
 def test_a_task_is_sent_anew_that_redis_refused_and_then_did_not_know(app, proxy, taken):

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import pytest
@@ -28,7 +28,8 @@ from django_rlock._transport.registry import listener
 from django_rlock._transport.worker import CleanUps
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.background import nudge, until_renewed
-from tests.bindings import visit
+from tests.beside import beside, visit
+from tests.bindings import visit as visit_by
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.proxy import load_scripts
 
@@ -216,25 +217,16 @@ def test_waiters_are_heard_again_after_an_outage(own_server):
     """Also when the listener's first attempts to reconnect found no server."""
     server = own_server()
     lock = RLock("stock:42", wait_time=10)
-    taken = []
-
-    def wait() -> None:
-        taken.append(lock.acquire())
-        lock.release()
-
-    with lock:
-        waiting = threading.Thread(target=wait)
-        waiting.start()
+    with ExitStack() as waiting, lock:
+        waiting.enter_context(beside(visit, lock))
         with server.client() as client:
             eventually(lambda: client.pubsub_channels("redisson*"))
-    waiting.join(UNTIL_SERVED)
     server.kill()
     (subscriber,) = cast("Any", listener("default")).subscribers.values()
     eventually(lambda: subscriber.connection is None)
     server.restart()
     with server.client() as client:
         eventually(lambda: client.pubsub_channels("redisson*"))
-    assert taken == [True]
 
 
 async def test_goes_silent_while_connections_are_open(binding, kind, own_server):
@@ -371,7 +363,7 @@ async def test_hand_over_when_out_of_memory(binding, own_server):
     load_scripts(server)
     with server.client() as client:
         await binding.acquire(FairLock("stock:42"))
-        waiting = binding.start(visit, binding, FairLock("stock:42"))
+        waiting = binding.start(visit_by, binding, FairLock("stock:42"))
         await binding.until(lambda: client.zcard(QUEUE))
         client.config_set("maxmemory", 1)
         await binding.release(FairLock("stock:42"))
@@ -437,12 +429,10 @@ def replica(client, _other):
 @contextmanager
 def busy(client, other):
     client.config_set("busy-reply-threshold", 10)
-    blocking = threading.Thread(target=_block, args=(other,))
-    blocking.start()
-    eventually(lambda: _is_busy(client))
-    yield
-    client.script_kill()
-    blocking.join(UNTIL_SERVED)
+    with beside(_block, other):
+        eventually(lambda: _is_busy(client))
+        yield
+        client.script_kill()
 
 
 @pytest.mark.parametrize(("refuses", "error"), [(replica, r"(?i)read.?only"), (busy, "BUSY")])

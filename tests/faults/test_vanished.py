@@ -19,6 +19,7 @@ from django_rlock import FairLock, PermitExpirableSemaphore, RLock, Semaphore, d
 from django_rlock._transport.servers import server
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.beside import beside
 from tests.eventually import eventually
 from tests.faults.interrupting import MAKERS, block_of
 from tests.faults.storm import is_weak_callback
@@ -69,25 +70,17 @@ def test_block_in_a_task(make, redis_client):
 
 @pytest.mark.parametrize("make", [lambda: FairLock("stock:42"), lambda: RLock("stock:42")], ids=["fair", "plain"])
 def test_wait(make, redis_client):
-    inside, may_leave = threading.Event(), threading.Event()
+    inside = threading.Event()
 
     def hold() -> None:
         with make():
             inside.set()
-            may_leave.wait()
+            eventually(WAITS.snapshot)
 
-    def let_go() -> None:
-        eventually(WAITS.snapshot)
-        may_leave.set()
-
-    threads = [threading.Thread(target=hold), threading.Thread(target=let_go)]
-    threads[0].start()
-    inside.wait()
-    threads[1].start()
-    with nothing_runs_as_objects_are_dropped():
-        block_of(make())
-    for thread in threads:
-        thread.join()
+    with beside(hold):
+        inside.wait()
+        with nothing_runs_as_objects_are_dropped():
+            block_of(make())
 
 
 def test_hold_that_has_listened_to_forced_releases(redis_client):

@@ -94,8 +94,7 @@ async def test_fair_waiters_hear_javas_release(binding, name, site, alice):
         waiting.append(binding.start(visit_in_turn, number))
         await binding.until(lambda: site.client.zcard(helper("rlock_queue", name)) == len(waiting))
     alice.do(pair.theirs(name), "unlock")
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
     assert served == [0, 1]
 
 

@@ -64,8 +64,7 @@ async def test_release_by_java_wakes_python(binding, site, java):
         alice.do(PAIRS[kind].theirs(kind), "unlock")
     alice.do(semaphore("permits"), "trySetPermits", 1)
     alice.do(latch("gate"), "countDown")
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
 
 
 async def _visit(binding, ours) -> None:

@@ -60,8 +60,7 @@ async def test_all_readers_in_python_wake_when_java_has_written(binding, ours, n
     waiting = [binding.start(read, binding, ours) for _ in range(2)]
     await binding.until(lambda: waiting_here() == 2)
     alice.do(write_lock(name), "unlock")
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
     await binding.until(lambda: site.names() == [])
 
 

@@ -87,8 +87,7 @@ async def test_one_release_wakes_all_that_it_is_enough_for(binding, ours, name, 
         java("alice").do(theirs, "release", 4)
     else:
         await binding.call(ours, "release", 4)
-    for each in here:
-        await binding.result(each)
+    await binding.results(here)
     for each in there:
         each.result(UNTIL_SERVED)
     assert await binding.call(ours, "available_permits") == 0

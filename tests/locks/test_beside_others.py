@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.pool import ThreadPool
@@ -29,6 +28,7 @@ from django_rlock.locks.kinds import PLAIN, forced_channel
 from django_rlock.locks.mutex import NAMED_CALLS
 from django_rlock.locks.records import Hold, Wait, Work, context, key_of
 from django_rlock.middleware import LockMiddleware
+from tests.beside import held_beside
 from tests.counting import Call, bytecodes, new_name, pair
 from tests.eventually import PATIENCE
 
@@ -173,19 +173,8 @@ CALLS: dict[str, Callable[[], Call]] = {
 @pytest.fixture
 def held_elsewhere() -> Iterator[None]:
     """Another thread holds the lock "held"."""
-    taken, left = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with FairLock("held"):
-            taken.set()
-            left.wait(PATIENCE)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    taken.wait(PATIENCE)
-    yield
-    left.set()
-    thread.join()
+    with held_beside(FairLock("held")):
+        yield
 
 
 @pytest.mark.usefixtures("held_elsewhere")

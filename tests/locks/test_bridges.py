@@ -6,7 +6,7 @@ import re
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -26,6 +26,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._transport import bridges
 from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.beside import beside, held_beside
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.locks.test_pools import WAYS, by_another_thread, by_executor
 
@@ -341,31 +342,19 @@ def test_a_name_enters_again(redis_client):
 
 @pytest.mark.parametrize("wait", [enter, by_async_to_sync, by_asyncio_run])
 def test_others_wait_as_ever(lock, wait):
-    outcome: list[str] = []
-    with lock:
-        thread = threading.Thread(target=lambda: outcome.append(wait(lock)))
-        thread.start()
-        while not WAITS.snapshot():
-            threading.Event().wait(0.01)
-    thread.join()
-    assert outcome == ["inside"]
+    with ExitStack() as waiting:
+        with lock:
+            outcome = waiting.enter_context(beside(wait, lock))
+            eventually(WAITS.snapshot)
+        assert outcome.result(UNTIL_SERVED) == "inside"
 
 
 def test_an_error_after_a_wait_says_where_the_holder_is(redis_client):
     """Where it is of this very process."""
-    errors: list[str] = []
-
-    def wait() -> None:
-        try:
-            enter(FairLock("stock:42", wait_time=0.01))
-        except LockTimeoutError as error:
-            errors.append(str(error))
-
-    with FairLock("stock:42"):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join()
-    assert f"in this process: thread 'MainThread', now at {__file__}:" in errors[0]
+    waiting = beside(enter, FairLock("stock:42", wait_time=0.01))
+    with FairLock("stock:42"), pytest.raises(LockTimeoutError) as caught, waiting as outcome:
+        outcome.result(UNTIL_SERVED)
+    assert f"in this process: thread 'MainThread', now at {__file__}:" in str(caught.value)
 
 
 def test_a_job_for_whose_result_the_holder_waits_later(lock, monkeypatch):
@@ -402,26 +391,6 @@ def test_a_job_for_whose_result_another_thread_waits(redis_client, monkeypatch):
         assert waiting.result() == "inside"
 
 
-@contextmanager
-def held_by_a_thread(name: str):
-    """Another thread holds a lock inside of the block."""
-    held, left = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with FairLock(name):
-            held.set()
-            left.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
-        yield
-    finally:
-        left.set()
-        thread.join()
-
-
 def test_tasks_that_wait_for_a_thread_share_a_look_at_the_tasks_of_their_loop(redis_client, monkeypatch):
     looks, all_tasks = [], asyncio.all_tasks
 
@@ -439,7 +408,7 @@ def test_tasks_that_wait_for_a_thread_share_a_look_at_the_tasks_of_their_loop(re
             each.cancel()
         await asyncio.wait(waiting)
 
-    with held_by_a_thread("stock:42"):
+    with held_beside(FairLock("stock:42")):
         for _ in range(2):
             asyncio.run(main())
     assert len(looks) <= 2 + (monotonic() - began) / bridges.LOOK_SHARED_FOR
@@ -454,7 +423,7 @@ async def test_tasks_that_wait_for_a_thread_find_a_bridge_that_is_younger_than_t
         with FairLock("stock:42"), refused():
             async_to_sync(in_a_task)(FairLock("stock:42"))
 
-    with held_by_a_thread("stock:41"), pytest.raises(LockTimeoutError):
+    with held_beside(FairLock("stock:41")), pytest.raises(LockTimeoutError):
         await aenter(FairLock("stock:41", wait_time=0.001))
     loop = asyncio.get_running_loop()
     look = bridges._looks.get(loop)
@@ -471,7 +440,7 @@ def test_a_look_at_the_tasks_of_a_loop_does_not_keep_the_loop(redis_client):
         assert bridges._looks.get(loop)
         return weakref.ref(loop)
 
-    with held_by_a_thread("stock:42"):
+    with held_beside(FairLock("stock:42")):
         loop = asyncio.run(main())
     gc.collect()
     assert loop() is None

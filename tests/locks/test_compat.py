@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,9 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from django_rlock import LockTimeoutError, LockUnavailableError, compat, rlock
 from django_rlock.locks.holds import HOLDS
+from tests.beside import beside
 from tests.conftest import OwnServer
-from tests.eventually import UNTIL_SERVED, eventually, in_threads
+from tests.eventually import eventually, in_threads
 
 Make = Callable[..., Any]
 
@@ -199,11 +199,9 @@ def test_leases() -> None:
 def test_waiter_is_woken() -> None:
     lock = compat.lock("stock:42")
     lock.acquire()
-    waiter = threading.Thread(target=lambda: compat.lock("stock:42", sleep=3600).acquire())
-    waiter.start()
-    eventually(lambda: (info := rlock("stock:42").info()) is not None and info.waiting)
-    lock.release()
-    waiter.join(UNTIL_SERVED)
+    with beside(lambda: compat.lock("stock:42", sleep=3600).acquire() is True):
+        eventually(lambda: (info := rlock("stock:42").info()) is not None and info.waiting)
+        lock.release()
     [hold] = HOLDS.snapshot()
     rlock("stock:42", owner=hold.owner_id).release()
 

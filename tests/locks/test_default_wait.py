@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,8 +20,9 @@ from django_rlock import (
     rlock,
 )
 from django_rlock.locks import BaseLock
+from tests.beside import beside, visit
 from tests.bindings import BlockingBinding
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import eventually
 
 MADE_EARLY = rlock("stock:42", owner="early")
 WAYS: dict[str, Callable[[], BaseLock]] = {
@@ -62,25 +62,15 @@ async def test_a_lock_waits_as_its_alias_says(binding: BlockingBinding, way: str
 def test_none_waits_forever() -> None:
     holder = rlock("stock:42", owner="another")
     holder.acquire()
-    served = threading.Event()
-
-    def wait() -> None:
-        with rlock("stock:42", wait_time=None):
-            served.set()
 
     def wait_in_call() -> None:
         lock = rlock("stock:42")
         assert lock.acquire(wait_time=None)
         lock.release()
 
-    waiting = [threading.Thread(target=each) for each in (wait, wait_in_call)]
-    for each in waiting:
-        each.start()
-    eventually(lambda: (info := holder.info()) is not None and info.waiting == 2)
-    holder.release()
-    for each in waiting:
-        each.join(UNTIL_SERVED)
-    assert served.is_set()
+    with beside(visit, rlock("stock:42", wait_time=None)), beside(wait_in_call):
+        eventually(lambda: (info := holder.info()) is not None and info.waiting == 2)
+        holder.release()
 
 
 @pytest.mark.usefixtures("tries_once")

@@ -1,6 +1,5 @@
 """A holder that frees its own lock by force: its holds end, and no loss is reported."""
 
-import threading
 import time
 from contextlib import suppress
 
@@ -17,6 +16,7 @@ from django_rlock._redis import scripts
 from django_rlock.locks import ReadLock, WriteLock
 from django_rlock.locks.holds import HOLDS
 from tests.background import look_at, renew_now, settle
+from tests.beside import beside
 from tests.bindings import elsewhere
 from tests.eventually import UNTIL_SERVED, eventually
 
@@ -148,10 +148,8 @@ async def test_a_renewal_meanwhile_tells_of_no_loss(binding, kind, proxy, losses
         settle()
         forced.let_go.set()
 
-    renewing = threading.Thread(target=renew_now)
-    renewing.start()
-    assert await binding.call(lock, "force_release")
-    renewing.join(UNTIL_SERVED)
+    with beside(renew_now):
+        assert await binding.call(lock, "force_release")
     assert await binding.acquire(lock)
     await binding.release(lock)
     settle()

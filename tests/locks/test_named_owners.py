@@ -52,8 +52,7 @@ async def test_those_who_take_it_at_once_share_one_counted_hold(binding, any_kin
         assert {hold.count for hold in HOLDS.snapshot()} == {4}
         assert await binding.call(any_kind("stock:42", owner=NAME), "hold_count") == 4
         giving_back = [binding.start(binding.release, any_kind("stock:42", owner=NAME)) for _ in range(3)]
-        for each in giving_back:
-            await binding.result(each)
+        await binding.results(giving_back)
         assert redis_client.exists(KEY)
         await binding.release(any_kind("stock:42", owner=NAME))
         assert not redis_client.keys("rlock:*")
@@ -81,8 +80,7 @@ async def test_nobody_else_is_inside_meanwhile(binding, one_kind):
 
     exclusive = WriteLock("stock:42") if one_kind is ReadLock else one_kind("stock:42")
     running = [binding.start(work) for work in (share, share, share, exclude)]
-    for each in running:
-        await binding.result(each)
+    await binding.results(running)
     assert violations == []
     assert HOLDS.snapshot() == []
 

@@ -79,8 +79,7 @@ async def visit(binding, lock, before=None, after=None) -> bool:
 async def test_readers_read_together(binding, redis_client):
     inside: list[object] = []
     visits = [binding.start(visit, binding, read_lock(), inside, lambda: len(inside) == 32) for _ in range(32)]
-    for each in visits:
-        await binding.result(each)
+    await binding.results(visits)
     assert left(redis_client) == []
 
 
@@ -110,8 +109,7 @@ async def test_never_a_writer_with_another(binding, redis_client):
                     inside[lock.kind] -= 1
 
     visits = [binding.start(work, ReadLock("prices") if n % 3 else WriteLock("prices")) for n in range(15)]
-    for each in visits:
-        await binding.result(each)
+    await binding.results(visits)
     assert left(redis_client) == []
 
 

@@ -139,5 +139,4 @@ async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_clie
     alive_until = redis_client.zscore(fair_keys(KEY)[2], client_id())
     await binding.until(lambda: redis_client.zscore(fair_keys(KEY)[2], client_id()) > alive_until + 900)
     redis_client.delete(KEY)
-    for each in waiters:
-        await binding.result(each)
+    await binding.results(waiters)

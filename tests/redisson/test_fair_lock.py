@@ -34,8 +34,7 @@ async def test_lease_timeout(binding, redis_client):
 
     async with held_elsewhere(binding, FairLock("lock")):
         takers = await queue_up(binding, redis_client, [(take, number) for number in range(8)])
-    for each in takers:
-        await binding.result(each)
+    await binding.results(takers)
     assert served == list(range(8))
     await binding.until(lambda: all(hold.lost for hold in HOLDS.snapshot()))
 
@@ -85,8 +84,7 @@ async def test_acquire_failed_timeout_drift(binding, redis_client):
         waits = await queue_up(binding, redis_client, [(wait, n, 4 if n == 2 else 20) for n in (1, 2, 3, 4)])
         await binding.result(waits[1])
         assert redis_client.zcard(QUEUE) == 3
-    for each in waits:
-        await binding.result(each)
+    await binding.results(waits)
     assert served == [1, 3, 4]
 
 

@@ -72,6 +72,5 @@ async def test_concurrency_multi_permits(binding, semaphore, wanted):
             await binding.call(permit, "release")
 
     started = [binding.start(work, permits) for permits in wanted]
-    for each in started:
-        await binding.result(each)
+    await binding.results(started)
     assert await numbers(binding, semaphore) == [2, 0, 2]

@@ -21,6 +21,7 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.redlock import RedLock
 from django_rlock.middleware import LockMiddleware
 from tests.background import settle
+from tests.beside import in_another_thread
 from tests.console.reporting import pool_users
 from tests.eventually import eventually
 from tests.redlock.conftest import holders, owner_of
@@ -41,12 +42,9 @@ def test_a_view_that_is_locked(held):
     def buy(request):
         return HttpResponse("bought")
 
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(buy(RequestFactory().post("/"))))
-    thread.start()
-    thread.join()
-    assert answers[0].status_code == 423
-    assert int(answers[0]["Retry-After"]) > 0
+    response = in_another_thread(buy, RequestFactory().post("/"))
+    assert response.status_code == 423
+    assert int(response["Retry-After"]) > 0
 
 
 def test_the_middleware_gives_back_what_a_view_forgot(nodes):

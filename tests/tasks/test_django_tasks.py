@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from django_rlock import FairLock
+from tests.beside import in_another_thread
 from tests.celery_app import records
 from tests.celery_app.records import overlaps, starts, until
 from tests.celery_app.workers import ROOT
@@ -35,12 +35,9 @@ def test_a_task_runs_under_its_lock(tasks, log, name):
 
 
 def test_a_task_whose_lock_is_taken_is_skipped(tasks, log):
-    results = []
     with FairLock(f"work:{log}"):
-        other = threading.Thread(target=lambda: results.append(tasks.skips.enqueue(log)))
-        other.start()
-        other.join(PATIENCE)
-    assert [(str(result.status), result.return_value) for result in results] == [("SUCCESSFUL", None)]
+        result = in_another_thread(tasks.skips.enqueue, log)
+    assert (str(result.status), result.return_value) == ("SUCCESSFUL", None)
     assert not records.count(f"{log}:starts")
 
 

@@ -1,7 +1,6 @@
 """Locks in the test process, as projects use them in their tests."""
 
 import asyncio
-import threading
 
 import pytest
 from django.conf import settings as django_settings
@@ -13,6 +12,7 @@ from django_rlock import _memory as memory
 from django_rlock.locks.holds import HOLDS
 from django_rlock.settings import get_settings
 from django_rlock.testing import assert_locked, assert_not_locked, hold, override_locks
+from tests.beside import beside, visit
 from tests.forking import in_child
 from tests.forms import long
 
@@ -65,17 +65,8 @@ def test_what_was_held_before_is_still_held():
 def test_a_waiter_is_woken():
     with override_locks():
         FairLock("stock:42").acquire()
-        served = threading.Event()
-
-        def wait() -> None:
-            with FairLock("stock:42"):
-                served.set()
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        FairLock("stock:42").release()
-        waiting.join()
-        assert served.is_set()
+        with beside(visit, FairLock("stock:42")):
+            FairLock("stock:42").release()
 
 
 def test_aliases_stay_as_they_are(settings):

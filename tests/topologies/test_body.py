@@ -55,8 +55,7 @@ async def test_waiter_is_woken(binding, kind, topology):
 async def test_many_take_turns(binding, kind, topology):
     inside: list[object] = []
     visits = [binding.start(visit_alone, binding, kind("stock:42"), inside) for _ in range(8)]
-    for each in visits:
-        await binding.result(each)
+    await binding.results(visits)
     assert not topology.redis.exists(KEY)
 
 

@@ -117,8 +117,7 @@ async def test_slot_moves_under_load(binding, kind, topology, monkeypatch):
             await binding.until(partial(are_served, so_far))
     finally:
         moved.set()
-        for each in clients:
-            await binding.result(each)
+        await binding.results(clients)
 
 
 @pytest.fixture
@@ -191,8 +190,7 @@ async def test_nobody_queues_up_to_ask_nodes_that_do_not_answer(binding, use):
         driver: Any = sync_driver("default") if binding.name == "sync" else async_driver("default")
         slots = slot_map("default")
         asking = [binding.start(driver.call, slots.refresh, slots.rounds) for _ in range(40)]
-        for each in asking:
-            await binding.result(each)
+        await binding.results(asking)
         silent.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:

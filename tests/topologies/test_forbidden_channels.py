@@ -41,8 +41,7 @@ async def test_other_channels_stay_subscribed(binding, topology, caplog):
     assert "may not subscribe to 'redisson_lock__channel:{rlock:stock:43}'" in caplog.text
     for lock in locks:
         await binding.release(lock)
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
     assert "Listening connection lost" not in caplog.text
 
 

@@ -85,8 +85,7 @@ async def test_a_process_that_waits_for_several_locks_is_woken(
         topology.redis.delete(f"rlock:{name}")
     for name in NAMES:
         heartbeats.heartbeat_soon(FairLock(name))
-    for each in waits:
-        await binding.result(each)
+    await binding.results(waits)
 
 
 async def test_waiters_are_counted_by_slots(binding: Binding, topology: Topology) -> None:

@@ -61,8 +61,7 @@ async def visits(binding, topology, number):
     await binding.until(lambda: len(WAITS.snapshot()) == number)
     await binding.until(lambda: command(owner(topology), "PUBSUB SHARDNUMSUB", plain_mark(CHANNEL))[1] == 1)
     await binding.release(first)
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
 
 
 async def test_without_others_no_message_goes_to_all_nodes(binding, topology):

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import re
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,8 +17,9 @@ from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWrit
 from django_rlock.locks import BaseLock
 from django_rlock.locks.holds import HOLDS
 from tests.background import is_handed_over, until_clean
+from tests.beside import in_another_thread
 from tests.conftest import OwnServer
-from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, eventually
 from tests.operators import free_by_force
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -344,9 +344,7 @@ def test_a_connection_that_another_thread_drops_gives_it_back() -> None:
             left.extend(connection.run_on_commit)
             connection.run_on_commit = []
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join(UNTIL_SERVED)
+    in_another_thread(work)
     assert is_taken()
     left.clear()
     until_clean()

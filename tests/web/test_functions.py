@@ -6,10 +6,9 @@ import copy
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import update_wrapper, wraps
 from typing import Any, assert_type
 
@@ -34,8 +33,9 @@ from django_rlock import (
 )
 from django_rlock._web import calls
 from django_rlock.locks.holds import HOLDS, WAITS
+from tests.beside import beside
 from tests.conftest import OwnServer
-from tests.eventually import PATIENCE, UNTIL_SERVED
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.operators import free_by_force
 from tests.web.conftest import Holder
 
@@ -115,14 +115,11 @@ def test_behind_another_decorator_only_keywords_have_names() -> None:
 
 def test_a_function_waits_as_long_as_it_takes(settings: Settings, taken: Holder) -> None:
     settings.RLOCK = {"default": {"VIEW_WAIT_TIME": 0}}
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(names(7)))
-    with taken("stock:7:m"):
-        thread.start()
-        while not WAITS.snapshot():
-            assert thread.is_alive()
-    thread.join(UNTIL_SERVED)
-    assert results == [["stock:7:m"]]
+    with ExitStack() as waiting:
+        with taken("stock:7:m"):
+            result = waiting.enter_context(beside(names, 7))
+            eventually(WAITS.snapshot)
+        assert result.result(UNTIL_SERVED) == ["stock:7:m"]
 
 
 def test_a_function_answers_a_taken_lock(taken: Holder) -> None:
