@@ -25,6 +25,7 @@ from tests.console.crowd import plant_locks, plant_other_keys
 from tests.console.processes import Process
 from tests.console.reporting import Clock, commands, held, pool_users
 from tests.eventually import eventually
+from tests.heard import heard
 
 JAVA = "9e107d9d-372b-4c81-9f3a-2b1e6c0f7a55:31"
 
@@ -284,22 +285,14 @@ def test_waiters_of_a_kind_without_a_queue_come_from_reports(redis_client: redis
 
 
 def test_a_force_release_compares_the_owner(redis_client: redis.Redis) -> None:
-    heard = []
     with Process("web-1") as web:
         web.acquire("stock:1")
         owner = held("stock:1").holder.owner
         assert not force_release("stock:1", JAVA)
         assert lock_info("stock:1")
-
-        def hear(**kwargs: object) -> None:
-            heard.append((kwargs["owner"], kwargs["reason"]))
-
-        lock_force_released.connect(hear)
-        try:
+        with heard(lock_force_released) as told:
             assert force_release("stock:1", owner, reason="stuck")
-        finally:
-            lock_force_released.disconnect(hear)
-    assert heard == [(owner, "stuck")]
+    assert [(each["owner"], each["reason"]) for each in told] == [(owner, "stuck")]
     assert lock_info("stock:1") is None
     assert not force_release("stock:1")
 

@@ -29,6 +29,7 @@ from django_rlock.signals import lock_acquired, lock_force_released, lock_lost, 
 from tests.background import is_clean, look_at, no_threads, renew_now, settle, until_heard, until_renewed
 from tests.bindings import elsewhere
 from tests.eventually import PATIENCE, eventually
+from tests.heard import heard
 from tests.proxy import load_scripts
 
 pytestmark = pytest.mark.lengthy
@@ -40,15 +41,9 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture
 def told():
     """What the receivers of ``lock_lost`` were given."""
-    calls = []
-
-    def receiver(**given):
-        calls.append(given)
-
     settle()  # what earlier tests lost is reported by now
-    lock_lost.connect(receiver)
-    yield calls
-    lock_lost.disconnect(receiver)
+    with heard(lock_lost) as calls:
+        yield calls
 
 
 async def test_lost_hold_is_told_in_every_way(binding, kind, redis_client, told, caplog):

@@ -11,6 +11,7 @@ from django_rlock.signals import lock_lost
 from tests.background import settle
 from tests.bindings import binding, nothing_left, nothing_reported, pytest_pyfunc_call
 from tests.faults.conftest import proxy
+from tests.heard import heard, lock_name
 
 __all__ = ["binding", "nothing_left", "nothing_reported", "proxy", "pytest_pyfunc_call"]
 
@@ -39,11 +40,5 @@ def any_kind(request: pytest.FixtureRequest) -> Callable[..., BaseLock]:
 def losses() -> Iterator[list[str]]:
     """The names of the locks whose loss was reported."""
     settle()  # an earlier test's
-    told: list[str] = []
-
-    def note(lock: BaseLock, **_: Any) -> None:
-        told.append(lock.name)
-
-    lock_lost.connect(note)
-    yield told
-    lock_lost.disconnect(note)
+    with heard(lock_lost, note=lock_name) as told:
+        yield told

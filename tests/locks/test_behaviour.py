@@ -21,8 +21,10 @@ from django_rlock._core.clock import monotonic
 from django_rlock._redis.keys import token_key
 from django_rlock.locks.holds import HOLDS, WAITS
 from django_rlock.signals import lock_acquired, lock_force_released, lock_released, lock_timed_out
+from tests.beside import in_another_thread
 from tests.bindings import elsewhere, visit_alone
 from tests.eventually import UNTIL_SERVED, eventually
+from tests.heard import heard
 
 KEY = "rlock:stock:42"
 QUEUE = f"rlock_queue:{{{KEY}}}"
@@ -153,8 +155,7 @@ async def test_waiter_is_woken_by_the_release(binding, kind, redis_client):
 async def test_nobody_inside_with_another(binding, kind):
     inside: list[object] = []
     visits = [binding.start(visit_alone, binding, kind("stock:42"), inside) for _ in range(20)]
-    for each in visits:
-        await binding.result(each)
+    await binding.results(visits)
 
 
 @each_kind
@@ -217,32 +218,24 @@ async def test_explicit_owner(binding, kind, redis_client):
 
 
 async def test_signals(binding, kind, redis_client):
-    heard = []
+    def noted(signal, sender, lock, template, kind, alias, outcome, **given):
+        return signal, sender, lock.name, (template, kind, alias), outcome, sorted(given)
 
-    def receiver(signal, sender, lock, template, kind, alias, outcome, **given):
-        heard.append((signal, sender, lock.name, (template, kind, alias), outcome, sorted(given)))
-
-    signals = [lock_acquired, lock_released, lock_timed_out, lock_force_released]
-    for signal in signals:
-        signal.connect(receiver)
-    try:
-        lock = kind("stock:42")
+    lock = kind("stock:42")
+    with heard(lock_acquired, lock_released, lock_timed_out, lock_force_released, note=noted) as told:
         async with binding.inside(lock), binding.inside(lock):
             pass
         redis_client.hset(KEY, "another", 1)
         await binding.acquire(lock, blocking=False)
         await binding.call(lock, "force_release")
-    finally:
-        for signal in signals:
-            signal.disconnect(receiver)
-    assert [(each[0], *each[4:]) for each in heard] == [
+    assert [(each[0], *each[4:]) for each in told] == [
         (lock_acquired, "acquired", ["count", "owner", "waited"]),
         (lock_acquired, "reentered", ["count", "owner", "waited"]),
         (lock_released, "released", ["held", "owner"]),
         (lock_timed_out, "timed_out", ["owner", "waited"]),
         (lock_force_released, "force_released", ["owner", "reason"]),
     ]
-    assert {each[1:4] for each in heard} == {(kind, "stock:42", ("", kind.kind, "default"))}
+    assert {each[1:4] for each in told} == {(kind, "stock:42", ("", kind.kind, "default"))}
 
 
 async def test_tickets_are_served_in_order(binding, redis_client):
@@ -259,21 +252,16 @@ async def test_tickets_are_served_in_order(binding, redis_client):
         waiting.append(binding.start(wait, number))
         await binding.until(lambda number=number: redis_client.zcard(QUEUE) == number + 1)
     await binding.release(lock)
-    for each in waiting:
-        await binding.result(each)
+    await binding.results(waiting)
     assert served == list(range(8))
 
 
 def test_lock_objects_are_handles(kind, redis_client):
     """One object serves all threads; two objects of one name are one lock."""
     lock = kind("stock:42")
-    seen = []
     with lock:
         assert kind("stock:42").owned()
-        other = threading.Thread(target=lambda: seen.append((lock.owned(), lock.acquire(blocking=False))))
-        other.start()
-        other.join()
-    assert seen == [(False, False)]
+        assert in_another_thread(lambda: (lock.owned(), lock.acquire(blocking=False))) == (False, False)
     assert repr(lock) == f"{kind.__name__}('stock:42', using='default')"
 
 

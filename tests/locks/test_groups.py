@@ -14,7 +14,9 @@ from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Work, context
 from django_rlock.signals import lock_acquired, lock_released
 from tests.background import settle
+from tests.beside import in_another_thread
 from tests.eventually import PATIENCE
+from tests.heard import heard
 
 A, B, C = KEYS = [f"rlock:account:{letter}" for letter in "abc"]
 NAMES = [key.removeprefix("rlock:") for key in KEYS]
@@ -147,11 +149,7 @@ async def test_members_keep_the_context_in_which_they_were_taken(binding, three)
     token = context.set(about)
     await binding.acquire(three)
     context.reset(token)
-    seen: list[object] = []
-    looking = threading.Thread(target=lambda: seen.extend(hold.context for hold in HOLDS.snapshot()))
-    looking.start()
-    looking.join()
-    assert seen == [about] * 3
+    assert in_another_thread(lambda: [hold.context for hold in HOLDS.snapshot()]) == [about] * 3
     assert len(HOLDS.under(about)) == 3
     await binding.release(three)
 
@@ -168,21 +166,11 @@ async def test_all_are_renewed_though_the_first_was_given_back(binding, settings
 
 
 async def test_signals_come_for_each_member(binding, three):
-    told: list[tuple[str, str]] = []
-
-    def acquired(lock, **_) -> None:
-        told.append(("acquired", lock.name))
-
-    def released(lock, **_) -> None:
-        told.append(("released", lock.name))
-
-    lock_acquired.connect(acquired)
-    lock_released.connect(released)
-    async with binding.inside(three):
-        pass
-    lock_acquired.disconnect(acquired)
-    lock_released.disconnect(released)
-    assert told == [(what, name) for what in ("acquired", "released") for name in NAMES]
+    with heard(lock_acquired, lock_released) as told:
+        async with binding.inside(three):
+            pass
+    sent = [(each["signal"], each["lock"].name) for each in told]
+    assert sent == [(signal, name) for signal in (lock_acquired, lock_released) for name in NAMES]
 
 
 async def test_changed_settings_reach_a_lock_that_was_used_before(binding, redis_client, settings, three):

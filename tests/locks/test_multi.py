@@ -31,6 +31,7 @@ from django_rlock.signals import lock_timed_out
 from tests.apart import ApartLock
 from tests.bindings import elsewhere, held_elsewhere
 from tests.bindings import visit_alone as visit
+from tests.heard import heard, lock_name
 
 A, B, C = (f"rlock:account:{letter}" for letter in "abc")
 
@@ -161,14 +162,8 @@ async def test_none_is_taken_when_one_is_taken(binding, redis_client, make, take
 @pytest.fixture
 def given_up():
     """The names of the locks that someone waited for in vain."""
-    names: list[str] = []
-
-    def tell(lock, **_) -> None:
-        names.append(lock.name)
-
-    lock_timed_out.connect(tell)
-    yield names
-    lock_timed_out.disconnect(tell)
+    with heard(lock_timed_out, note=lock_name) as names:
+        yield names
 
 
 @pytest.mark.parametrize("kind", [RLock, ReadLock, ApartLock], ids=["together", "read", "alone"])
@@ -364,8 +359,7 @@ async def test_it_gets_its_turn_where_all_members_are_always_taken(binding):
         inside.update(dict.fromkeys(names, lock))
         await binding.sleep(0.002)
         inside.clear()
-    for each in others:
-        await binding.result(each)
+    await binding.results(others)
     assert waited < TURNS
 
 

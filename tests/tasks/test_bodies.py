@@ -16,6 +16,7 @@ from django_rlock.celery import LockedTask
 from django_rlock.signals import lock_acquired
 from tests.celery_app import records, tasks
 from tests.celery_app.records import starts
+from tests.heard import heard, lock_name
 from tests.operators import free_by_force
 from tests.tasks.test_losses import go
 
@@ -30,14 +31,8 @@ def app():
 @pytest.fixture
 def taken():
     """The names of the locks that are taken."""
-    names: list[str] = []
-
-    def receive(lock, **_):
-        names.append(lock.name)
-
-    lock_acquired.connect(receive)
-    yield names
-    lock_acquired.disconnect(receive)
+    with heard(lock_acquired, note=lock_name) as names:
+        yield names
 
 
 calls: list[str] = []

@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from socket import gethostname
 from typing import Any
 
@@ -31,6 +32,7 @@ from django_rlock.signals import lock_acquired, task_skipped
 from tests.background import is_handed_over
 from tests.eventually import UNTIL_SERVED
 from tests.faults.interrupting import interruptions, outside_of
+from tests.heard import heard
 from tests.operators import free_by_force
 
 
@@ -76,26 +78,9 @@ def held_by_another():
 
 @pytest.fixture
 def received():
-    """What a signal has sent to ``received.of(signal)``."""
-
-    class Received:
-        def __init__(self):
-            self.connected = []
-
-        def of(self, signal):
-            calls = []
-
-            def receive(**kwargs):
-                calls.append(kwargs)
-
-            signal.connect(receive)
-            self.connected.append((signal, receive))
-            return calls
-
-    received = Received()
-    yield received
-    for signal, receive in received.connected:
-        signal.disconnect(receive)
+    """``received(signal)`` is what that signal tells from then on."""
+    with ExitStack() as listening:
+        yield lambda signal: listening.enter_context(heard(signal))
 
 
 def is_locked(name="job"):
@@ -108,7 +93,7 @@ CALLS = [pytest.param(call, id=name) for call, name in zip(DELAY_APPLY_CALL, ["d
 
 @pytest.mark.parametrize("call", CALLS)
 def test_skip(make, held_by_another, received, call):
-    skipped = received.of(task_skipped)
+    skipped = received(task_skipped)
     task = make(lambda self: "ran")
     result = call(task)
     assert (isinstance(result, Skipped), bool(result), dumps(result)) == (True, False, "null")
@@ -395,7 +380,7 @@ class Based(LockedTask[..., Any]):
 @pytest.mark.parametrize("base", [LockedTask, Based])
 def test_a_task_of_celery_itself_takes_no_lock(base, received):
     """Celery makes its own, such as that which unlocks a chord, of the app's class."""
-    acquired = received.of(lock_acquired)
+    acquired = received(lock_acquired)
     with Celery("all locked", task_cls=base, broker="memory://", set_as_current=False) as app:
         app.conf.task_always_eager = True
 

@@ -15,6 +15,7 @@ from django_rlock.locks.watchdog import lose
 from django_rlock.signals import lock_lost
 from tests.background import settle
 from tests.eventually import PATIENCE
+from tests.heard import heard
 
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
 
@@ -75,25 +76,20 @@ def take_permits(on_lost: Any) -> Any:
 )
 def test_loss_is_reported_in_the_context_of_the_acquire(take, logged, redis_client):
     seen: list[str] = []
-
-    def receive(**_: object) -> None:
-        seen.append(request_id.get())
-
     token = request_id.set("first")
     kept = take(lambda _lock: seen.append(request_id.get()))
     request_id.reset(token)
-    lock_lost.connect(receive)
     lost = HOLDS.snapshot()
     try:
-        for hold in lost:
-            lose(hold, "it was freed by force")
-        settle()
+        with heard(lock_lost, note=lambda **_: request_id.get()) as told:
+            for hold in lost:
+                lose(hold, "it was freed by force")
+            settle()
         assert requests_of(logged, "was lost") == {"first"}
     finally:
-        lock_lost.disconnect(receive)
         for hold in lost:
             HOLDS.remove(hold)
-    assert seen == ["first"] * 2 * len(lost)
+    assert seen == told == ["first"] * len(lost)
     del kept
 
 

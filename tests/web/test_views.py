@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import threading
 from typing import Any
 
 import pytest
@@ -20,7 +19,8 @@ from django_rlock import LockTimeoutError, distributed_lock, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_lost
 from tests.conftest import OwnServer
-from tests.eventually import UNTIL_SERVED
+from tests.eventually import eventually
+from tests.heard import heard
 from tests.web.conftest import Holder
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -300,16 +300,8 @@ def test_a_redis_that_refuses_connections_is_not_waited_for(
 
 def lose_lock() -> None:
     """Wait until the lock of this thread, which is taken for a moment only, is lost."""
-    lost = threading.Event()
-
-    def tell(**_: Any) -> None:
-        lost.set()
-
-    lock_lost.connect(tell)
-    try:
-        assert lost.wait(UNTIL_SERVED)
-    finally:
-        lock_lost.disconnect(tell)
+    with heard(lock_lost) as told:
+        eventually(lambda: told)
 
 
 @pytest.mark.parametrize("made", [HttpResponse, StreamingHttpResponse])
