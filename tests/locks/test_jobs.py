@@ -6,7 +6,6 @@ But no job ends what other code keeps: the thread's own function, a module, a ge
 import contextlib
 import queue
 import sysconfig
-import threading
 import types
 import warnings
 import weakref
@@ -18,22 +17,18 @@ from typing import Any
 
 import pytest
 
-from django_rlock import FairLock, MultiLock, ReadWriteLock, RLock
+from django_rlock import FairLock, RLock
 from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from tests.background import renew_now
+from tests.beside import in_another_thread
 from tests.eventually import UNTIL_SERVED, eventually
+from tests.locks.leaving import given_back, lock, take, visit
+
+__all__ = ["lock"]
 
 Call = Callable[[Callable[[], Any]], Any]
 """Runs a function as a job, and returns its result."""
-
-LOCKS: dict[str, Callable[[], Any]] = {
-    "fair": lambda: FairLock("stock:42"),
-    "plain": lambda: RLock("stock:42"),
-    "read": lambda: ReadWriteLock("stock:42").read_lock,
-    "multi": lambda: MultiLock(FairLock("stock:42"), RLock("stock:43")),
-}
-
 
 # --- libraries --------------------------------------------------------------------------------------------------------
 
@@ -234,28 +229,13 @@ def run() -> Iterator[Call]:
 # --- what jobs leave held ---------------------------------------------------------------------------------------------
 
 
-def take(lock: Any) -> bool:
-    return lock.acquire(wait_time=0) is True  # to return just that is refused
-
-
-def visit(lock: Any) -> int:
-    """How often it is held inside."""
-    with lock:
-        return HOLDS.snapshot()[0].count
-
-
-def given_back(redis_client: Any) -> bool:
-    renew_now()
-    return not redis_client.exists("rlock:stock:42", "rlock:stock:43") and not HOLDS
-
-
 @pytest.mark.parametrize("by_library", LIBRARIES)
 def test_what_a_job_left_held_is_not_the_next_ones(redis_client, by_library, caplog):
     lock = FairLock("stock:42", wait_time=0)
     with by_library() as run:
         assert run(lambda: take(lock))
         assert run(lambda: visit(lock)) == 1
-    assert "has ended and still held lock 'stock:42', acquired at " + __file__ in caplog.text
+    assert "has ended and still held lock 'stock:42', acquired at " + take.__code__.co_filename in caplog.text
     assert "owner=" in caplog.text
     assert "hand_over()" in caplog.text
     assert not redis_client.exists("rlock:stock:42")
@@ -268,9 +248,7 @@ def test_what_the_last_job_left_held_is_given_back(redis_client, by_library):
         eventually(lambda: given_back(redis_client))
 
 
-@pytest.mark.parametrize("kind", LOCKS)
-def test_each_kind_that_a_job_left_held_is_given_back(redis_client, run, kind):
-    lock = LOCKS[kind]()
+def test_each_kind_that_a_job_left_held_is_given_back(redis_client, run, lock):
     for _ in range(2):
         run(lambda: take(lock) and take(lock))
         assert run(lambda: visit(lock)) == 1
@@ -383,9 +361,7 @@ def test_the_projects_own_loop_keeps_a_lock_over_its_rounds(redis_client):
             kept.extend([job()])
         lock.release()
 
-    thread = threading.Thread(target=loop)
-    thread.start()
-    thread.join()
+    in_another_thread(loop)
     assert kept == [True, True]
 
 

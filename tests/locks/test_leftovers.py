@@ -1,8 +1,7 @@
 """What a request or a task leaves held ends with it: its thread or greenlet goes on with the next one."""
 
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
 
@@ -13,23 +12,16 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 
-from django_rlock import FairLock, MultiLock, ReadWriteLock, RLock, rlock
+from django_rlock import FairLock, RLock, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.middleware import begin_request, begin_run, end_request, end_run
+from tests.beside import in_another_thread
+from tests.locks.leaving import LOCKS, lock
 
-LOCKS: dict[str, Callable[[], Any]] = {
-    "fair": lambda: FairLock("stock:42"),
-    "plain": lambda: RLock("stock:42"),
-    "read": lambda: ReadWriteLock("stock:42").read_lock,
-    "multi": lambda: MultiLock(FairLock("stock:42"), RLock("stock:43")),
-}
+__all__ = ["lock"]
+
 counts: list[int] = []
 """How often the lock was held inside each request or task."""
-
-
-@pytest.fixture(params=LOCKS)
-def lock(request: pytest.FixtureRequest) -> Any:
-    return LOCKS[request.param]()
 
 
 @pytest.fixture(autouse=True)
@@ -176,9 +168,7 @@ def test_a_response_that_another_thread_closes_ends_nothing_there():
         lock.release()
 
     begin_request()
-    other = threading.Thread(target=copy_context().run, args=(close,))
-    other.start()
-    other.join()
+    in_another_thread(copy_context().run, close)
     assert held == [True]
 
 

@@ -11,38 +11,12 @@ from multiprocessing.pool import ThreadPool
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
-from django_rlock import FairLock, MultiLock, ReadWriteLock, RLock
+from django_rlock import FairLock, RLock
 from django_rlock.locks.holds import HOLDS
 from tests.eventually import UNTIL_SERVED, eventually
+from tests.locks.leaving import given_back, lock, take, visit
 
-LOCKS = {
-    "fair": lambda: FairLock("stock:42"),
-    "plain": lambda: RLock("stock:42"),
-    "read": lambda: ReadWriteLock("stock:42").read_lock,
-    "multi": lambda: MultiLock(FairLock("stock:42"), RLock("stock:43")),
-}
-
-
-@pytest.fixture(params=LOCKS)
-def lock(request):
-    return LOCKS[request.param]()
-
-
-def take(lock) -> bool:
-    """Whether it was taken. To return just that would be refused."""
-    return lock.acquire() is True
-
-
-def visit(lock) -> int:
-    """How often it is held inside."""
-    with lock:
-        return HOLDS.snapshot()[0].count
-
-
-def given_back(redis_client) -> None:
-    """Wait until that has been done."""
-    eventually(lambda: not redis_client.exists("rlock:stock:42", "rlock:stock:43"))
-    assert HOLDS.snapshot() == []
+__all__ = ["lock"]
 
 
 @pytest.fixture
@@ -182,7 +156,7 @@ def test_what_a_job_left_held_is_given_back_while_its_thread_works_on(redis_clie
     threads.apply(take, [FairLock("stock:42")])
     working = threads.apply_async(work)
     try:
-        given_back(redis_client)
+        eventually(lambda: given_back(redis_client))
     finally:
         done.set()
         working.get()
@@ -251,7 +225,7 @@ def test_two_requests_that_share_a_thread_exclude_each_other(redis_client):
     asyncio.run(main())
     async_to_sync(main)()
     assert inside == [1, 1, 1, 1]
-    given_back(redis_client)
+    eventually(lambda: given_back(redis_client))
 
 
 def test_an_outer_hold_of_the_same_thread_stays(redis_client):
