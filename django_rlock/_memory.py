@@ -131,12 +131,12 @@ def check_extra() -> None:
 def _make_server(*args: Any, **options: Any) -> Any:
     from fakeredis import TcpFakeServer
 
-    class Server(TcpFakeServer):
+    class FakeServer(TcpFakeServer):
         def process_request_thread(self, *args: Any) -> None:
             _serving.here = True
             super().process_request_thread(*args)
 
-    return Server(*args, **options)
+    return FakeServer(*args, **options)
 
 
 def _set_clock() -> None:

@@ -40,7 +40,7 @@ def run_when_dropped(exit_block: Method) -> Method:
 _guards: dict[int, ref[Any]] = {}
 """The armed guards, by number. They are kept here, because Python does not call a weak reference that is part of the
 same cycle of garbage; so it calls none of them as the interpreter ends."""
-_numbers = count()
+_guard_numbers = count()
 
 
 def guard(each: object, act: Callable[[], object]) -> int:
@@ -48,7 +48,7 @@ def guard(each: object, act: Callable[[], object]) -> int:
 
     ``act`` must not refer to the object. It is called again if a signal interrupts it.
     """
-    number = next(_numbers)
+    number = next(_guard_numbers)
     _guards[number] = ref(each, partial(_when_dropped, act, number))
     return number
 
@@ -96,7 +96,7 @@ def guarded(
     """An ``__exit__`` for one statement. It calls ``act`` if it is dropped before it has run. ``exit_block`` gets the
     ``owner`` of the block, if there is one.
     """
-    number = next(_numbers)
+    number = next(_guard_numbers)
     # A partial, because no frame refers to it while it runs: no traceback keeps it alive.
     made = partial(_exit, number, exit_block, block, owner)
     _guards[number] = ref(made, partial(_when_dropped, act, number))

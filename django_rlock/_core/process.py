@@ -24,7 +24,8 @@ from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.foreign import end_threads
 
-_loaded = sys.modules.get
+loaded = sys.modules.get
+"""Returns a module if this process has imported it, else None."""
 P = ParamSpec("P")
 K = TypeVar("K")
 T = TypeVar("T")
@@ -234,7 +235,7 @@ def _after_fork() -> None:
     global _is_forked, pid  # noqa: PLW0603 - see above
     _is_forked = True
     _run("fork")
-    if (util := _loaded("multiprocessing.util")) is not None:
+    if (util := loaded("multiprocessing.util")) is not None:
         util.register_after_fork(_in_child, _in_child)  # multiprocessing calls it in its children
     pid = os.getpid()  # last, because other threads of the child continue when they see it
 
@@ -287,5 +288,5 @@ with suppress(ImportError):  # of AWS Lambda's SnapStart
     register_after_restore(note_restored)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
 atexit.register(end)
-if (multiprocessing := _loaded("multiprocessing.process")) and multiprocessing.parent_process():  # this is a child
+if (multiprocessing := loaded("multiprocessing.process")) and multiprocessing.parent_process():  # this is a child
     _in_child()

@@ -18,6 +18,7 @@ from kombu import serialization
 from kombu.utils.json import dumps
 
 from django_rlock._web.keytemplates import Arguments, KeyTemplate, check_names
+from django_rlock._web.values import DIGEST_BYTES
 from django_rlock.exceptions import KeyTemplateError
 from django_rlock.locks.options import completed
 from django_rlock.settings import parsed_entry
@@ -25,7 +26,6 @@ from django_rlock.settings import parsed_entry
 Values = dict[str, Any]
 """The arguments of a message by name, with their defaults."""
 
-_DIGEST_BYTES = 16
 _UNCHANGED = frozenset({str, int, float, bool, type(None)})
 """The types of values that are the same before and after they were in a message of JSON."""
 _encode = json.JSONEncoder(sort_keys=True).encode
@@ -180,7 +180,7 @@ def misfit(function: Callable[..., Any], arguments: int) -> str | None:
 
 
 def _hash(text: str) -> str:
-    return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _canonical(values: Values, serializer: str) -> str:

@@ -76,7 +76,7 @@ _MARK_BYTES = 5
 _RELEASED_WITHIN = 3600.0
 """How long to retry to release a reservation while Redis is unreachable, in seconds."""
 
-_warned: set[str] = set()
+_warned_tasks: set[str] = set()
 """The tasks for which a warning about parts of a canvas was logged."""
 
 
@@ -371,8 +371,8 @@ def _is_of_a_canvas(task: AbstractTask[..., Any], options: Mapping[str, Any]) ->
     parts = "group_id", "chord", "link", "replaced_task_nesting"
     if not any(map(options.get, parts)) and options.get("chain") is None:
         return False
-    if task.name not in _warned:
-        _warned.add(task.name)
+    if task.name not in _warned_tasks:
+        _warned_tasks.add(task.name)
         log(
             logger,
             logging.WARNING,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_rlock.celery")
 
 _NO_RETRY = "Eager mode cannot send messages again: the task ends as after its last retry"
-_RETRY_PAUSES = 0.1, 1.0
+_RESEND_PAUSES = 0.1, 1.0
 """The pauses between attempts to send a message again, in seconds."""
 
 locks_held: ContextVar[Mapping[str, BaseLock]] = ContextVar("rlock_task_locks")
@@ -356,7 +356,7 @@ class Run:
     def _failure_to_send(self, signature: Signature[Any]) -> Exception | None:
         """Send a message; returns the error if that fails. Only errors that Celery has not retried are retried."""
         failure: Exception
-        for pause in (*_RETRY_PAUSES, None):
+        for pause in (*_RESEND_PAUSES, None):
             try:
                 signature.apply_async()
             except (self.task.OperationalError, SoftTimeLimitExceeded) as error:

@@ -66,7 +66,7 @@ OPTIONS = frozenset(
 )
 """The names of a task's options."""
 
-ON_LOCKED = ("skip", "retry", "wait", "raise")
+TASK_ON_LOCKED = ("skip", "retry", "wait", "raise")
 SCOPES = ("run", "queue", "until_start")
 ON_QUEUED = ("return", "raise", "again", "earlier", "replace")
 ON_QUEUED_ONCE = ("return", "raise", "earlier")
@@ -189,8 +189,8 @@ def _on_locked(task: type[AbstractTask[..., Any]]) -> str | Callable[..., Any]:
     if callable(on_locked):
         if error := misfit(on_locked, 2):
             raise TypeError(f"{task.name}: on_locked is called as function(task, error); {error}.")
-    elif on_locked not in ON_LOCKED:
-        raise ValueError(f"{task.name}: on_locked must be one of {ON_LOCKED} or a function, not {on_locked!r}.")
+    elif on_locked not in TASK_ON_LOCKED:
+        raise ValueError(f"{task.name}: on_locked must be one of {TASK_ON_LOCKED} or a function, not {on_locked!r}.")
     return on_locked  # type: ignore[no-any-return]
 
 

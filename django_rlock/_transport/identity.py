@@ -28,7 +28,7 @@ from django.db import connections
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
 from django_rlock._core.foreign import local, locals_of, running_loop
-from django_rlock._core.process import MadeOnce, note_restored, on_fork, on_restore
+from django_rlock._core.process import MadeOnce, loaded, note_restored, on_fork, on_restore
 from django_rlock._core.threads import Alive, WeakTable, stack_at
 
 AsyncMethod = TypeVar("AsyncMethod", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -179,7 +179,7 @@ def may_block_loops() -> bool:
 def must_not_block() -> bool:
     """Whether the caller would block an event loop, asyncio's or trio's."""
     if running_loop() is None:
-        lowlevel = _loaded("trio.lowlevel")
+        lowlevel = loaded("trio.lowlevel")
         try:
             if lowlevel is None or lowlevel.current_task() is None:
                 return False
@@ -189,7 +189,6 @@ def must_not_block() -> bool:
 
 
 _process = _Process()
-_loaded = sys.modules.get
 _calls_for_owners: set[CodeType] = set()
 """Filled on import, and the same in every process."""
 
@@ -213,7 +212,7 @@ def new_request() -> str:
 
 def thread_owner() -> Owner:
     """The owner for the running greenlet, if there is one, else for the running thread."""
-    greenlet = _loaded("greenlet")
+    greenlet = loaded("greenlet")
     # Without monkey patching, or with late patching, all greenlets of a thread share its threading.local.
     if greenlet is not None and (current := greenlet.getcurrent()).parent is not None:
         known = _process.owners.get(current)

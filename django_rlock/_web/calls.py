@@ -68,7 +68,7 @@ _FIXES = {
 }
 """How to fix a lock inside a transaction, by whether it is on a method and whether it is on a view."""
 
-_warned: set[str] = set()
+_warned_functions: set[str] = set()
 
 
 class OpenedInside(set[str]):
@@ -142,9 +142,9 @@ def warn_once(func: Callable[..., Any], alias: str, is_view: bool) -> None:
     """Log that a lock is released before the transaction around it ends, and how to fix that."""
     func = definition(func)
     name = f"{func.__module__}.{func.__qualname__}"
-    if name in _warned:
+    if name in _warned_functions:
         return
-    _warned.add(name)
+    _warned_functions.add(name)
     fix = _FIXES[is_view and "." in func.__qualname__.rpartition("<locals>.")[2], is_view]
     logger.warning(
         "%s takes its lock inside an open transaction of database %r, and releases it before COMMIT: the next owner "

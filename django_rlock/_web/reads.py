@@ -125,7 +125,7 @@ def _forget(state: ModelState) -> None:
 
 # --- the warning ------------------------------------------------------------------------------------------------------
 
-_warned: set[str] = set()
+_warned_places: set[str] = set()
 
 _DJANGO = f"{Path(django.__file__).parent}{os.sep}"
 _SEARCH_ENDS = PACKAGE, f"{Path(asgiref.__file__).parent}{os.sep}"
@@ -144,9 +144,9 @@ def warn_of_old_values(instance: Model, update_fields: Iterable[str] | None = No
     function = definition(state.reader)
     reader = f"{function.__module__}.{function.__qualname__}"
     place = _saving_place(instance, reader)
-    if place in _warned:
+    if place in _warned_places:
         return
-    _warned.add(place)
+    _warned_places.add(place)
     logger.warning(
         "%s saves %s with values that were read for the key template of %s, before the lock was held: another owner "
         "may have changed the row since. Call refresh_from_db() first, or read the row inside the lock.",

@@ -24,11 +24,11 @@ from django.utils.functional import LazyObject, empty
 from django_rlock._core import foreign
 
 MAX_BYTES = 200
-_DIGEST_BYTES = 16
-_PREFIX_BYTES = MAX_BYTES - len("~") - 2 * _DIGEST_BYTES
+DIGEST_BYTES = 16
+_PREFIX_BYTES = MAX_BYTES - len("~") - 2 * DIGEST_BYTES
 _PLAIN_CHARS = frozenset(string.ascii_letters + string.digits + "_.@-")
 VALUE_CHARS = _PLAIN_CHARS | {"%"}
-_ESCAPES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLAIN_CHARS}
+_PERCENT_CODES = {byte: f"%{byte:02X}" for byte in range(256) if chr(byte) not in _PLAIN_CHARS}
 _is_plain = re.compile(r"[A-Za-z0-9_.@-]+").fullmatch
 
 
@@ -232,12 +232,12 @@ def _quote(text: str) -> str:
     if _is_plain(text):
         return text
     # surrogatepass: half of a surrogate pair, which JSON can contain, makes a key like any other text.
-    return text.encode("utf-8", "surrogatepass").decode("latin-1").translate(_ESCAPES)
+    return text.encode("utf-8", "surrogatepass").decode("latin-1").translate(_PERCENT_CODES)
 
 
 def shortened(key: str) -> str:
     raw = key.encode()
     if len(raw) <= MAX_BYTES:
         return key
-    digest = blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
+    digest = blake2b(raw, digest_size=DIGEST_BYTES).hexdigest()
     return f"{raw[:_PREFIX_BYTES].decode('utf-8', 'ignore')}~{digest}"

@@ -23,7 +23,7 @@ from django_rlock._monitoring.documents import (
     short_text,
     texts_of,
 )
-from django_rlock.console.reading import ProcessHistory, asking, listed_aliases
+from django_rlock.console.reading import ProcessHistory, UnreadError, asking, listed_aliases
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import CLIENT_LENGTH, Party
 from django_rlock.locks.statistics import MAX_EVENTS, MAX_GROUPS
@@ -43,8 +43,6 @@ _WHATS = "hold", "wait", "lost", "freed"
 _TEXTS = "using", "name", "place", "reason", "by", "whom"
 CLOCK_AHEAD = 1.0
 """How far a process's estimate of the server's clock may be ahead of that clock, in seconds."""
-
-Problem = LockUnavailableError | ImproperlyConfigured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +118,7 @@ class History:
 
     work: Sequence[GroupWork]
     events: Sequence[ReportedSpan]
-    problems: Sequence[tuple[str, Problem]]
+    problems: Sequence[tuple[str, UnreadError]]
     aliases: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,7 +151,7 @@ def read_history() -> History:
 def _read(aliases: Iterable[str], known: Sequence[str]) -> History:
     work: dict[tuple[str, str, str, str], GroupWork] = {}
     events: dict[tuple[str, str, float, str], ReportedSpan] = {}
-    problems: list[tuple[str, Problem]] = []
+    problems: list[tuple[str, UnreadError]] = []
     for using in aliases:
         try:
             with asking("*", using) as server:

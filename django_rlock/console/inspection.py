@@ -21,10 +21,9 @@ from django_rlock._transport.identity import new_request
 from django_rlock._transport.registry import commands_to
 from django_rlock._transport.servers import SERVER_ERRORS, is_cluster
 from django_rlock.console.deadlocks import edges, mark
-from django_rlock.console.reading import State, asking, listed_aliases
+from django_rlock.console.reading import State, UnreadError, asking, listed_aliases
 from django_rlock.console.rows import Builder
 from django_rlock.console.survey import (
-    Problem,
     Survey,
     own_report,
     queued_messages,
@@ -68,7 +67,7 @@ def iter_locks(using: str | None = None, pattern: str | None = None, scan: bool 
 
 def find_locks(
     using: str | None = None, pattern: str | None = None, scan: bool = False, with_hot: bool = False
-) -> tuple[list[infos.LockInfo], dict[str, Problem]]:
+) -> tuple[list[infos.LockInfo], dict[str, UnreadError]]:
     """The locks of ``iter_locks`` as a list, and the errors of the aliases that could not be read. ``with_hot`` adds
     hot locks that are free at the moment. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
@@ -127,7 +126,7 @@ def number_at(name: str, using: str = DEFAULT_ALIAS) -> int | None:
         return server.read_number(get_settings(using).key_prefix + name)
 
 
-def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[infos.LockInfo], dict[str, Problem]]:
+def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[infos.LockInfo], dict[str, UnreadError]]:
     """The locks with these names under one alias or (None) under all aliases, and the errors of the aliases that could
     not be read. Raises ImproperlyConfigured if RLOCK as a whole is wrong.
     """
@@ -137,15 +136,15 @@ def find_named(names: Iterable[str], using: str | None = None) -> tuple[list[inf
 
 def find_queued(
     using: str | None = None, names: Collection[str] | None = None, pattern: str | None = None
-) -> tuple[list[infos.QueuedMessage], dict[str, Problem]]:
+) -> tuple[list[infos.QueuedMessage], dict[str, UnreadError]]:
     """The ``queued_messages`` of one alias or (None) of all aliases; the errors are as for ``find_named``."""
     return _of_each(using, lambda alias: queued_messages(alias, names, pattern))
 
 
-def _of_each(using: str | None, read: Callable[[str], list[T]]) -> tuple[list[T], dict[str, Problem]]:
+def _of_each(using: str | None, read: Callable[[str], list[T]]) -> tuple[list[T], dict[str, UnreadError]]:
     """What ``read`` returns for one alias or (None) for all aliases, and the errors of the others."""
     found: list[T] = []
-    errors: dict[str, Problem] = {}
+    errors: dict[str, UnreadError] = {}
     for alias in listed_aliases() if using is None else [using]:
         try:
             found += read(alias)

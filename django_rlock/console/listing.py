@@ -382,7 +382,7 @@ def _lasting(lock: LockInfo) -> tuple[object, ...]:
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = tuple[Mapping[str, str], float]
 """Labels and a value."""
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_LABEL_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def exposition(overview: Overview) -> str:
@@ -418,6 +418,6 @@ def _gauge(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# HELP {name} {about}"
     yield f"# TYPE {name} gauge"
     for labels, value in samples:
-        escaped = {label: text.translate(_ESCAPES) for label, text in labels.items()}
+        escaped = {label: text.translate(_LABEL_ESCAPES) for label, text in labels.items()}
         shown = ",".join(f'{label}="{text}"' for label, text in escaped.items())
         yield f"{name}{{{shown}}} {value:g}" if shown else f"{name} {value:g}"

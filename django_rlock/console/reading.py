@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import redis
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ClusterCrossSlotError
 
 from django_rlock._core import threads
@@ -50,6 +51,9 @@ from django_rlock._transport.servers import SERVER_ERRORS, get_client, node_clie
 from django_rlock.exceptions import LockUnavailableError, QuorumNotReachedError
 from django_rlock.locks.places import PLACES
 from django_rlock.settings import get_aliases, get_settings, is_url, server_aliases
+
+UnreadError = LockUnavailableError | ImproperlyConfigured
+"""Why an alias could not be read."""
 
 # The limits below keep a page fast beside planted values, and beside more processes than any project has.
 MAX_PROCESSES = 2000

@@ -22,14 +22,11 @@ from django_rlock._transport.calls import RUNS, reservation_call, run_flow
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import sync_driver
 from django_rlock.console.deadlocks import MAX_SUSPECTS, Name, find_deadlocks
-from django_rlock.console.reading import MOST_AHEAD, ServerReader, State, asking
+from django_rlock.console.reading import MOST_AHEAD, ServerReader, State, UnreadError, asking
 from django_rlock.console.rows import SILENT_AFTER, Builder, Reported
 from django_rlock.exceptions import LockUnavailableError
 from django_rlock.locks.infos import Deadlock, LockInfo, LockState, ProcessInfo, QueuedMessage
 from django_rlock.settings import get_settings
-
-Problem = LockUnavailableError | ImproperlyConfigured
-"""The error of an alias that could not be read."""
 
 
 class AliasSurvey:
@@ -107,7 +104,7 @@ class Survey:
     """
 
     def __init__(self, aliases: Iterable[str], name: str = "*", is_refresh: bool = False) -> None:
-        self.errors: dict[str, Problem] = {}
+        self.errors: dict[str, UnreadError] = {}
         self._aliases: dict[str, AliasSurvey] = {}
         for using in aliases:
             try:

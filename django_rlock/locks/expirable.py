@@ -31,7 +31,7 @@ from django_rlock.locks.watchdog import SURE_WITHIN, sure_of, watch
 from django_rlock.settings import DEFAULT_ALIAS
 
 _ID = re.compile(r"[0-9a-f]{32}")
-_lease_seconds = duration("lease_time", "None has no end", MILLISECOND)
+_permit_lease_seconds = duration("lease_time", "None has no end", MILLISECOND)
 
 
 class Permit:
@@ -326,7 +326,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         return PermitBlock(self, permits, {"wait_time": wait_time, "lease_time": lease_time, "renewed": renewed})
 
     def _lease(self, lease_time: Duration | None, renewed: bool) -> float | None:
-        lease = _lease_seconds(lease_time)
+        lease = _permit_lease_seconds(lease_time)
         if not renewed:
             return lease
         if lease is not None:
@@ -415,7 +415,7 @@ class PermitExpirableSemaphore(PermitSemaphore):
         return await self._update_lease_time(awaited_driver(self), permit, lease_time)
 
     async def _update_lease_time(self, driver: Driver, permit: Permit | str, lease_time: Duration | None) -> bool:
-        lease = _lease_seconds(lease_time)
+        lease = _permit_lease_seconds(lease_time)
         self._check_alias()
         each = single_id(permit)
         hold = HOLDS.get(self, NamedOwner(each))

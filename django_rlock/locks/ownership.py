@@ -85,12 +85,12 @@ class HeldLock(AbstractLock):
 # --- the lease and the state ------------------------------------------------------------------------------------------
 
 
-_lease_seconds = duration("lease_time", least=MILLISECOND)
+_extension_seconds = duration("lease_time", least=MILLISECOND)
 
 
 @serialized
 async def extend(lock: AbstractLock, driver: Driver, owner: Owner, lease_time: Duration) -> None:
-    lease = _lease_seconds(lease_time)
+    lease = _extension_seconds(lease_time)
     if lease is None:
         raise ValueError("extend() needs a lease_time in seconds.")
     lock._kind.check_lease(lock, lease)

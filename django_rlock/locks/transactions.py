@@ -216,7 +216,7 @@ def _atomic(lock: SomeLock, using: str, nested: bool) -> Iterator[SomeLock]:
 
 # --- a release before COMMIT ------------------------------------------------------------------------------------------
 
-_warned: set[tuple[str, str]] = set()
+_warned_lines: set[tuple[str, str]] = set()
 """The lines, with the lines that called them, for which a warning was logged."""
 _HELPERS = PACKAGE, contextlib.__file__
 """Files whose frames are neither a helper nor its caller."""
@@ -227,10 +227,10 @@ def warn_before_commit(lock: AbstractLock, frames: int) -> None:
     of this package below the line."""
     frame = _outside(sys._getframe(frames))
     place = _line(frame), _line(frame if frame.f_back is None else _outside(frame.f_back))
-    found = [] if place in _warned else open_databases()
+    found = [] if place in _warned_lines else open_databases()
     # An outer hold is released later.
     if found and any(hold.count == 1 for hold in HOLDS.of_lock(lock, lock._named_owner or thread_owner())):
-        _warned.add(place)
+        _warned_lines.add(place)
         log(
             logger,
             logging.WARNING,

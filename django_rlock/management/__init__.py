@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.commands")
 
-ON_LOCKED = "skip", "fail"
+COMMAND_ON_LOCKED = "skip", "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Terms:
         return lock
 
     def _checked(self) -> LockTerms:
-        if self.on_locked not in ON_LOCKED:
+        if self.on_locked not in COMMAND_ON_LOCKED:
             raise ValueError(f"on_locked must be 'skip' or 'fail', not {self.on_locked!r}.")
         names = {"wait_time": self.waits_by}
         terms = LockTerms(**LockTerms.checked(lambda name: names.get(name, name), **self.options))

@@ -54,7 +54,7 @@ C = TypeVar("C", bound=TestCase)
 _OF_REAL_SERVERS = {
     *("CACHE", "FOLDER", "IDLE_TIME", "NODES", "NODE_ADDRESSES", "REPLICA_ACKS", "REPLICA_ACK_TIMEOUT", "STORE"),
 }
-_numbers = itertools.count(1)
+_owner_numbers = itertools.count(1)
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - as Django's override_settings
@@ -211,7 +211,7 @@ class _AnotherOwner:
         self.may_end = threading.Event()
         self._taking = Call(partial(lock.acquire, False))
         self._releasing = Call(lock.release)
-        self._thread = threading.Thread(target=self._run, name=f"another owner {next(_numbers)}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"another owner {next(_owner_numbers)}", daemon=True)
 
     def _run(self) -> None:
         self._taking.run()

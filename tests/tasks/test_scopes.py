@@ -388,7 +388,7 @@ def test_until_the_start(worker, log, unread):
 
 @pytest.fixture
 def unwarned(monkeypatch):
-    monkeypatch.setattr(reservations, "_warned", set())
+    monkeypatch.setattr(reservations, "_warned_tasks", set())
 
 
 def test_members_of_a_chord_all_run(worker, log, unread, unwarned, caplog):

@@ -190,7 +190,7 @@ pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("no_users", "e
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_warned", set())
+    monkeypatch.setattr(calls, "_warned_functions", set())
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ urlpatterns = [*(path(f"{view.__name__}/", view) for view in VIEWS), path("api/"
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "_warned", set())
+    monkeypatch.setattr(reads, "_warned_places", set())
 
 
 @pytest.fixture

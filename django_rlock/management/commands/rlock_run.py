@@ -17,7 +17,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_rlock.management import ON_LOCKED, Terms, run_locked
+from django_rlock.management import COMMAND_ON_LOCKED, Terms, run_locked
 from django_rlock.management.output import ShellCommand, seconds, wait_seconds
 from django_rlock.settings import DEFAULT_ALIAS
 
@@ -73,7 +73,7 @@ class Command(ShellCommand):
             help="how long to wait for the lock; 0 (default) tries once, 'forever' has no limit",
         )
         parser.add_argument(
-            "--on-locked", choices=ON_LOCKED, default="skip", help="if the lock is taken: end silently, or fail"
+            "--on-locked", choices=COMMAND_ON_LOCKED, default="skip", help="if the lock is taken: end silently, or fail"
         )
         parser.add_argument(
             "--at-least",
