@@ -1,4 +1,4 @@
-"""What calls cost beside other holds of the process: no call looks at what is not its own."""
+"""The cost of calls beside other holds of the process: no call looks at the holds of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every benchmark needs: a server of its own, Django configured for it, and the server's counts."""
+"""The stage of every benchmark: a server of its own, Django configured for it, and the server's counts."""
 
 from __future__ import annotations
 

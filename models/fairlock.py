@@ -151,7 +151,7 @@ class FairLock:
     def _execute(self, state: State, message: Message) -> Iterator[tuple[str, State]]:
         what, name, command, _ = message
         network = _without(state.network, message)
-        # What may come late is undone until it has come.
+        # A command that may come late is undone until it has come.
         if what == "undo" and any(kind == "try" and other == name for kind, other, _, _ in network):
             network = state.network
         server, sent = self._obey(state.server, what, name, command)
@@ -350,7 +350,7 @@ class NoBeat(FairLock):
 
 
 class NoUndo(FairLock):
-    """What was given up is not taken back."""
+    """An attempt that was given up is not taken back."""
 
     def undo(self, name: Name) -> list[Message]:
         return []

@@ -1,4 +1,4 @@
-"""What tests ask of the package's background threads: a round now, the end of a round, nothing left to clean up."""
+"""Requests of tests to the package's background threads: a round now, the end of a round, nothing left to clean up."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _empty_server(_session_client: redis.Redis) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_history() -> Iterator[None]:
-    """What the tests' own process has counted is not written in the midst of a test that looks at every key."""
+    """The tests' own process does not write its counts in the midst of a test that looks at every key."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "round", lambda *_: math.inf)
         yield

@@ -1,4 +1,4 @@
-"""What an operator does to a lock: neither in the thread nor in the task of its holder."""
+"""Forced releases by an operator: neither in the thread nor in the task of its holder."""
 
 from __future__ import annotations
 

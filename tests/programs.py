@@ -41,7 +41,7 @@ class Program:
     end_by = "KILL"
     """The signal that ends it."""
     until_told = _UNTIL_TOLD
-    """What a shell runs with the folder, the signal and the command: it prints the server's process id."""
+    """A shell script, given the folder, the signal and the command: it prints the server's process id."""
     start_timeout = 60.0
     """Seconds that the server gets to accept its first connection."""
 
@@ -69,7 +69,7 @@ class Program:
         raise NotImplementedError
 
     def environ(self) -> dict[str, str]:
-        """What the environment says to the server beside the test's own."""
+        """Variables for the server beside the test's own."""
         return {}
 
     def is_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""What users install: the built wheel, not the tree that the other tests run on."""
+"""The built wheel, which users install, not the tree that the other tests run on."""
 
 import re
 import subprocess

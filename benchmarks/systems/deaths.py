@@ -1,4 +1,4 @@
-"""What becomes of a lock when its holder is killed or stops, and when the server is killed, in all systems at once.
+"""The fate of a lock when its holder is killed or stops, and when the server is killed, in all systems at once.
 
 Each case has a holder and a waiter, in processes of their own, for every system; so that a case lasts as long as the
 slowest of them.

@@ -1,4 +1,4 @@
-"""What the benchmarks count: the server's commands, turns that end within their round, targets that were reached."""
+"""The counts of the benchmarks: the server's commands, turns that end within their round, targets that were reached."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What the nemesis does. A deed leaves everything as it ought to be; no server loses data.
+"""The deeds of the nemesis. A deed leaves everything as it ought to be; no server loses data.
 
 The wire is left alone while a message is delivered: Kombu takes it from the queue and notes then that it has it, so
 what strikes between these two loses it, whatever the task. A broker or a worker that ends does so still; see ``trail``.
@@ -23,11 +23,11 @@ from tests.proxy import Proxy, Rule
 from tests.soak.nemesis import TO_COMMANDS, Deed, Scene, add
 
 WORKERS, BROKER, LOCKS, WIRE = "workers", "the broker", "locks", "wire"
-"""What is done to one of these places is done one after another."""
+"""Deeds to one of these places follow one another."""
 BEYOND = 1.1, 1.6
 """Watchdog timeouts that a pause takes which no lease survives."""
 FROM_WORKERS = b"LPUSH", b"HDEL", b"ZREM"
-"""What workers send to the broker: a new message, or an acknowledgement."""
+"""The commands that workers send to the broker: a new message, or an acknowledgement."""
 FOR_LOCKS: list[Script | bytes] = [
     scripts.FAIR_ACQUIRE, scripts.FAIR_RELEASE,
     scripts.TASK_READ, scripts.TASK_DONE, scripts.TASK_FINISH, scripts.TASK_EXPECT,

@@ -1,4 +1,4 @@
-"""What became of every task, and what must not have."""
+"""The fate of every task, and the fates that must not be."""
 
 from __future__ import annotations
 

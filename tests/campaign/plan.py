@@ -1,4 +1,4 @@
-"""What the processes of a campaign agree on."""
+"""The names on which the processes of a campaign agree."""
 
 from __future__ import annotations
 

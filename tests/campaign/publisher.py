@@ -22,7 +22,7 @@ MOST_WAITING = 100
 BRIEF = 0.03
 """Seconds that most tasks last at most."""
 LONG = 1.5 * max(VISIBILITY, WATCHDOG_TIMEOUT)
-"""What few do: the broker delivers them again, and their leases are renewed."""
+"""How long few tasks take, in seconds: the broker delivers them again, and their leases are renewed."""
 
 
 class Publisher:

@@ -1,4 +1,4 @@
-"""What tests.settings says, with the locks on the server that the environment names."""
+"""The settings of tests.settings, with the locks on the server that the environment names."""
 
 from tests.campaign.plan import PLAN, WATCHDOG_TIMEOUT
 from tests.settings import *  # noqa: F403

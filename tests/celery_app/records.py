@@ -1,4 +1,4 @@
-"""What the tasks tell the tests, in lists and sets of a Redis of the tests' own.
+"""Messages of the tasks to the tests, in lists and sets of a Redis of the tests' own.
 
 A list is an event too: who waits for it blocks until the next item is there.
 """

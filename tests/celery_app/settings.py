@@ -1,4 +1,4 @@
-"""What tests.settings says, with the locks on the servers that the environment names."""
+"""The settings of tests.settings, with the locks on the servers that the environment names."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a page of many locks does not do: decode what it knows, describe what it does not show, ask too often."""
+"""A page of many locks decodes nothing twice, describes only the locks that it shows, and does not ask too often."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What processes remember of the locks that they took, lost or freed by force."""
+"""The memory of processes about the locks that they took, lost or freed by force."""
 
 import json
 import threading

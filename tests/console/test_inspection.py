@@ -1,4 +1,4 @@
-"""Who holds and who waits, as other processes see it; and freeing a lock by force."""
+"""Holders and waiters, as other processes see them; and freeing a lock by force."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What the admin shows, to whom, and that nothing planted in Redis can hurt it."""
+"""The pages of the admin: their content, their permissions, and texts in Redis that could hurt them."""
 
 import json
 import re

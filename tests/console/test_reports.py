@@ -1,4 +1,4 @@
-"""What a process reports about its holds and waits, and when it sends nothing."""
+"""The report of a process about its holds and waits, and the times when it sends nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What processes remember of single locks: their last holds and waits, also when the lock is free."""
+"""The memory of processes about single locks: their last holds and waits, also when the lock is free."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What tests.settings says, with a database and a server that the environment names."""
+"""The settings of tests.settings, with a database and a server that the environment names."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the examples in the pages use without importing it, as the reader's own code and Django's usual names."""
+"""Names that the examples in the pages use without importing them: those of the reader, and usual ones of Django."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of interruptions share: an exception at any call, as a signal's handler would raise it."""
+"""Helpers for tests of interruptions: an exception at any call, as a signal's handler would raise it."""
 
 import gc
 import itertools

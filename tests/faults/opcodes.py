@@ -53,7 +53,7 @@ IMPOSSIBLE = {
     "read": {"leave"},
     "write": {"leave"},
 }
-"""What cannot be done with a kind."""
+"""The actions that a kind does not have."""
 HELD_BEFORE = {"again", "extend", "force", "leave"}
 """Actions on what the main thread has taken before."""
 KEPT = 0.005
@@ -121,7 +121,7 @@ class Aim:
 
 
 class Stage:
-    """Who is there: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
+    """The threads: the main thread, which is interrupted, a hold that must stay renewed, and two other threads."""
 
     def __init__(
         self, kind: str, binding: Threads, is_loud: bool = False, prepare: Callable[[], object] = lambda: None
@@ -347,7 +347,7 @@ def cutter(urls: Sequence[str]) -> Callable[[], None]:
 
 
 def actions_of(kind: str) -> list[str]:
-    """What can be done with a kind."""
+    """The actions that a kind has."""
     return [action for action in ACTIONS if action not in IMPOSSIBLE.get(kind, ())]
 
 

@@ -508,7 +508,7 @@ def note_success(strike: Strike) -> None:
 
 @story(scripts.TASK_FINISH)
 def note_end(strike: Strike) -> None:
-    """What follows the body of a task is done, and later what follows the body of its retry."""
+    """A task has done all that follows its body, and later all that follows the body of its retry."""
     strike()
     send(task_call(scripts.TASK_FINISH, 60_000, "+0.1"))
     send(task_call(scripts.TASK_FINISH, 60_000, "+1.2"))

@@ -1,4 +1,4 @@
-"""What a process holds while its clocks are wrong: a lock of each kind, by a thread or by a task."""
+"""The holds of a process whose clocks are wrong: a lock of each kind, by a thread or by a task."""
 
 from __future__ import annotations
 

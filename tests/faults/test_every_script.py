@@ -140,7 +140,7 @@ def play(script, sent, deed, proxy):
 
 @pytest.fixture(autouse=True)
 def forget():
-    """What a story leaves held is for others to free."""
+    """Forget the holds that a story leaves."""
     yield
     HOLDS.clear()
 

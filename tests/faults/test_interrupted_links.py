@@ -251,7 +251,7 @@ def test_ending_twice(new_ends: Callable[[], Ends]) -> None:
 
 @pytest.mark.parametrize("use", [TaskConnection.attach, TaskConnection.give])
 def test_use_by_one_who_breaks_it_off(new_ends: Callable[[], Ends], use: Callable[[TaskConnection], object]) -> None:
-    """Who records a link and breaks it off after an interruption leaves nothing in the loop."""
+    """After an interruption, its user breaks the link off: nothing stays in the loop."""
 
     def prepare() -> TaskConnection:
         link, _ = new_ends()

@@ -234,7 +234,7 @@ def test_interrupted_middleware_renews_nothing_of_tasks_that_have_ended():
 
 @pytest.mark.django_db(transaction=True)
 def test_interrupted_call_of_a_locked_view_ends_its_transaction(monkeypatch):
-    """What is left open in a thread would swallow what the thread's next requests write."""
+    """A transaction that stays open would swallow the writes of the thread's next requests."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     inner = distributed_lock("stock:42")(lambda request: HttpResponse())
     call = partial(distributed_lock("stock:43")(inner), RequestFactory().get("/"))

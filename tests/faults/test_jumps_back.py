@@ -47,7 +47,7 @@ def lines_outside(code: CodeType) -> set[int]:
     return {
         line
         for opcode in opcodes.values()
-        # What has no line comes after a coroutine's throw().
+        # An opcode without a line comes after a coroutine's throw().
         if is_jump_back(opcode.opname) and (line := opcode.positions and opcode.positions.lineno)
         if not set(clauses_around(opcode.argval)) <= set(clauses_around(opcode.offset))
     }

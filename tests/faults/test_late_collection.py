@@ -1,4 +1,4 @@
-"""What has ended as it should is given back by a call, not when its object is collected: an interpreter that does not
+"""A call that ends as it should releases everything itself, without the collector: an interpreter that does not
 count references collects it much later. Here such objects are kept for ever, and cycles are not looked for.
 """
 

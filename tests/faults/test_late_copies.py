@@ -73,7 +73,7 @@ async def test_renewal_that_failed_changes_nothing_of_the_next_hold(binding, pro
 async def test_extension_that_failed_shortens_no_later_one(
     binding, proxy, redis_client, monkeypatch, make, renew, extend, settled_by
 ):
-    """It never got a reply, so of the later commands only the one that settles it knows of it."""
+    """Its sender got no reply. A later extension, or the background thread, settles it."""
     lock, in_time = make("stock:42"), settled_by == "the background thread"
     await binding.acquire(lock)
     late = await fails(binding, proxy, monkeypatch, extend, partial(binding.call, lock, "extend", 4), in_time)
@@ -230,7 +230,7 @@ MUTANTS = {
     ),
 }  # fmt: skip
 LONG = {"a forced release that failed is not retired"}
-"""Those that are noticed after a wait for what does not come."""
+"""Mutants that a test notices after a long wait."""
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_another_lock_may_be_taken(during, redis_client):
 
 
 def test_for_another_owner(during):
-    """That one is not held by the interrupted call, and waits as long as it may."""
+    """The other owner does not have what the interrupted call holds, and waits as long as it may."""
     outcome = []
     raised = during(scripts.RLOCK_ACQUIRE, lambda: outcome.append(RLock("stock:42", owner="x").acquire(blocking=False)))
     with RLock("stock:42"):

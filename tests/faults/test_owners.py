@@ -1,4 +1,4 @@
-"""Who owns a lock: threads, tasks and greenlets, also those whose idents are used again."""
+"""The owners of locks: threads, tasks and greenlets, also those whose idents are used again."""
 
 import asyncio
 import gc

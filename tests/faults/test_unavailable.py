@@ -38,7 +38,7 @@ pytestmark = pytest.mark.lengthy
 KEY = "rlock:stock:42"
 QUEUE = f"rlock_queue:{{{KEY}}}"
 GRACE = 1.5
-"""What a call may take beyond its wait, in seconds: one for the last reply, and the rest for the call itself."""
+"""How much longer than its wait a call may take, in seconds: one for the last reply, the rest for the call itself."""
 AS_LONG_AS_IT_TAKES = {"wait_time": 3600}
 """For what no wait can change: who waits for it in vain does not come back."""
 

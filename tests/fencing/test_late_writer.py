@@ -1,4 +1,4 @@
-"""What fencing is for: a holder pauses past its lease, a second one writes, and the first one's write comes late."""
+"""The purpose of fencing: a holder pauses past its lease, a second one writes, and the first one's write comes late."""
 
 from __future__ import annotations
 

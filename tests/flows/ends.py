@@ -1,4 +1,4 @@
-"""What must hold when nothing can happen any more."""
+"""Checks of a world in which nothing can happen any more."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_a_beat_repairs_what_a_dead_process_leaves(make_world, meeting):
 @pytest.mark.parametrize("first", [Fiddler, Leaver])
 @pytest.mark.parametrize("fault", [{}, {"cancel": 1}, {"copy": 1}], ids=["no fault", "cancelled", "sent twice"])
 def test_one_of_them_is_touched_alone(make_world, kinds, first, fault):
-    """What was taken together is held one by one from then on."""
+    """From then on, the locks that were taken together are held one by one."""
     build = guests(make_world, ("ab", "b"), kinds, first=first, may=fault)
     assert explore(build, finish if fault else all_served, limit=20_000) > 20
 

@@ -161,7 +161,7 @@ LONG = {
     "an extension that was sent twice is not settled",
     "what may only prolong a lease shortens it",
 }
-"""Those of which orders are found late."""
+"""Mutants of which an order is found late."""
 
 
 @pytest.mark.parametrize(

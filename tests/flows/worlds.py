@@ -155,7 +155,7 @@ class World:
         found += [("lose", 0)] if self.messages and self.may.get("lose") else []
         found += [("arrive", 0)] if self.late else []
         for each in self.processes:
-            # What is to come a second later comes when all that was under way has arrived.
+            # A clean-up that is due a second later comes when everything under way has arrived.
             if each.deferred and not each.dead and not (self.late and each.deferred[0][1]):
                 found.append(("defer", each.number))
         return found
@@ -289,7 +289,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What is still suspended must not clean up on the server of the next run.
+        # Coroutines that are still suspended must not clean up on the server of the next run.
         self.execute = lambda call, nonce=None: [b"", 0]  # type: ignore[method-assign]
         self.inside = [actor for actor in self.actors if isinstance(actor, Visitor) for _ in range(2)]
         for actor in self.actors:

@@ -1,4 +1,4 @@
-"""What tests of jobs, requests and tasks that leave a lock held have in common."""
+"""Helpers for tests of jobs, requests and tasks that leave a lock held."""
 
 from collections.abc import Callable
 from typing import Any

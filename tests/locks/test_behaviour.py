@@ -1,4 +1,4 @@
-"""What acquire, release, with and the questions promise, through both bindings."""
+"""The promises of acquire, release, with and the questions, through both bindings."""
 
 import threading
 import time
@@ -293,7 +293,7 @@ def test_many_waiters_cost_little(kind, redis_client, waiters):
     def others() -> list[str]:
         return [thread.name for thread in {*threading.enumerate()} - before - {*threads}]
 
-    # What opens connections ends at once. At most one thread stays for each job of the process.
+    # Threads that open connections end at once. At most one thread stays for each job of the process.
     eventually(lambda: {*others()} <= JOBS)
     assert len(others()) == len({*others()})
     listening = [each for each in redis_client.client_list() if int(each["sub"])]

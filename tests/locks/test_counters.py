@@ -1,4 +1,4 @@
-"""What semaphores, expirable permits and latches have in common, whatever they count."""
+"""Semaphores, expirable permits and latches alike, whatever they count."""
 
 from typing import Any, NamedTuple
 

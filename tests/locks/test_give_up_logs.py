@@ -1,4 +1,4 @@
-"""What the log says for who is on call: who gave up, in which request, and who holds the lock."""
+"""The log for the engineer on call: who gave up, in which request, and who holds the lock."""
 
 import logging
 import re

@@ -100,7 +100,7 @@ async def test_some_of_the_members_are_given_back(binding, redis_client, three, 
 
 
 async def test_groups_and_single_holds_are_freed_by_one_script_each(binding, redis_client, kind, monkeypatch):
-    """What was taken by one attempt has one owner id."""
+    """All locks of one attempt have one owner id."""
     monkeypatch.setattr(forced, "LISTEN_AFTER", PATIENCE)  # the background asks nothing, however long they are held
     parts = [kind(f"account:{number}") for number in range(5)]
     for some in (MultiLock(*parts[:2]), MultiLock(*parts[2:4]), parts[4]):

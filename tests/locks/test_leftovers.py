@@ -1,4 +1,4 @@
-"""What a request or a task leaves held ends with it: its thread or greenlet goes on with the next one."""
+"""A lock that a request or a task leaves held is released at its end; its thread or greenlet goes on with others."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What users hold in their hands can be sent to another process, and serves there."""
+"""Public objects can be sent to another process, and serve there."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What users see of a lock, a semaphore and a latch: what they call, and what describes it. Hooks are out of sight."""
+"""The public names of a lock, a semaphore and a latch: methods and descriptions. Hooks are out of sight."""
 
 import pytest
 

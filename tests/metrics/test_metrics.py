@@ -1,4 +1,4 @@
-"""What is counted and measured of real locks, views and tasks, and under which labels."""
+"""The metrics of real locks, views and tasks, and their labels."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What RedLock and its settings refuse, in words that say what to do."""
+"""RedLock and its settings refuse bad input in words that say what to do."""
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured

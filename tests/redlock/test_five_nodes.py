@@ -398,7 +398,7 @@ async def test_a_release_that_most_nodes_do_not_confirm(binding, nodes, lock):
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(("mode", "adds"), [(EXTEND, True), (SETTLE, False)])
 async def test_only_a_new_lease_adds_a_node_that_lost_the_lock(binding, nodes, lock, mode, adds):
-    """What settles extensions may come after a forced release, and must not take the lock again."""
+    """A command that settles extensions may come after a forced release, and must not take the lock again."""
     assert await binding.acquire(lock)
     await binding.until(lambda: all(holders(nodes)))
     with nodes[4].client() as client:

@@ -136,7 +136,7 @@ MUTANTS: dict[str, Mutate] = {
     "gives_nothing_back": changed(VotingRound, "undo_everywhere", "if call.undo is None:", "if True:"),
     "lost_locks_come_back": lost_locks_come_back,
     "no_second_round": changed(Acquire, "_fence", "if tokens.count(tokens[0])", "return max(tokens)\n    if tokens[0]"),
-    "late_granters_vote_on_a_lower_token": changed(  # of those that granted first
+    "late_granters_vote_on_a_lower_token": changed(  # instead of those nodes that granted first
         VotingRound, "ask", "self._open(call, voters)",
         "self._open(call, range(self._size) if type(call).__name__ == 'Bump' else voters)",
     ),

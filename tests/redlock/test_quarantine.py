@@ -197,7 +197,7 @@ async def test_re_entries_do_not_count_nodes_that_may_have_voted_for_another(bin
 
 
 async def test_the_remaining_lease_ends_when_the_hold_counts_as_lost(binding, lock, settings):
-    """That is earlier than on the servers, whose clocks may be slower."""
+    """The servers' clocks may be slower, so their leases end later."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "CLOCK_DRIFT": 0.25}}
     async with binding.inside(lock):
         asked_at = monotonic()

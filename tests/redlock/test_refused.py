@@ -86,7 +86,7 @@ def test_nodes_that_are_back_are_used(servers: list[EmbeddedServer], view: Any) 
 
 @pytest.mark.lengthy
 def test_nodes_that_were_silent_and_then_refuse(servers: list[EmbeddedServer], settings: Settings, view: Any) -> None:
-    """What is known of a node that is down is what it said last."""
+    """A node that is down is known by its last reply."""
     settings.RLOCK = {"quorum": {**settings.RLOCK["quorum"], "NODE_TIMEOUT": 0.15}}
     lock, known = rlock("x", using="quorum"), node_set("quorum")
     with lock:

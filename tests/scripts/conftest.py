@@ -71,7 +71,7 @@ def call(script: Script, *args: Any) -> Call:
 
 
 def calls(rows: list[tuple[list[Step], Call, Any, Any, Any]]) -> pytest.MarkDecorator:
-    """A test for each row: what is the case, what is called, the reply, the state after it, and what is told."""
+    """A test for each row: the steps before, the call, its reply, the state after it, and the messages."""
     names = [f"{row[1].script.name}-{number}" for number, row in enumerate(rows)]
     return pytest.mark.parametrize(("given", "step", "reply", "after", "told"), rows, ids=names)
 

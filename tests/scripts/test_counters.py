@@ -28,7 +28,7 @@ def test_names_are_redissons():
     assert keys.latch_channel("shop{42}") == "redisson_countdownlatch__channel__{shop{42}}"
 
 
-# --- what is the case ------------------------------------------------------------------------------------------------
+# --- situations ------------------------------------------------------------------------------------------------------
 
 
 def there(number: int, lease: int | None = None) -> Step:
@@ -144,7 +144,7 @@ ROWS: list[tuple[list[Step], Call, Any, str, list[tuple[str, str]]]] = [
     ([there(5), leave("r1", 2)], acquire("r1", 2), "OK", "5", []),
     ([there(5), leave("r1", 2), acquire("r1", 2)], leave("r1", 2), 0, "5", []),
     ([there(5), acquire("r1", 2), acquire("r2 r1", 1)], leave("r1", 2, 0), 0, "2", []),
-    ([there(5), acquire("r1", 2), acquire("r2 r1", 0)], leave("r1", 2, 1), 1, "5", total(5)),  # which was surely taken
+    ([there(5), acquire("r1", 2), acquire("r2 r1", 0)], leave("r1", 2, 1), 1, "5", total(5)),  # it took them
     ([there(5), acquire("r1", 2), acquire("r2 r1", 0), leave("r1", 2, 1)], leave("r1", 2, 1), 0, "5", []),
     ([there(5), acquire("r1", 2), gone], leave("r1", 2), 0, "nothing", []),
     ([], set_permits("r1", 7), 1, "7", total(7)),
@@ -202,7 +202,7 @@ ROWS: list[tuple[list[Step], Call, Any, str, list[tuple[str, str]]]] = [
     ([], call(scripts.PERMIT_SET, "r1", 5, KEEP), 1, "5", total(5)),
     ([call(scripts.PERMIT_SET, "r1", 5, KEEP)], call(scripts.PERMIT_SET, "r1", 5, KEEP), 1, "5", []),
     ([there(1, LEASE), taken(a=None, b=None, c=None, d=0)], call(scripts.PERMIT_SET, "r1", 2, KEEP), 1,
-     "-1 for a time a:ever b:ever c:ever", [*total(2), *total(2)]),  # the one that ended, and the set
+     "-1 for a time a:ever b:ever c:ever", [*total(2), *total(2)]),  # for the permit that ended, and for the new number
     # The latch.
     ([], close("r1", 2), 1, "2", [(GATE, "1")]),
     ([close("r1", 2)], close("r1", 2), 1, "2", []),

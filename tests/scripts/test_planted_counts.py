@@ -95,7 +95,7 @@ def test_a_planted_hold_that_lasts_counts_as_any_other(client: redis.Redis) -> N
 
 
 def test_an_honest_lock_costs_few_commands(client: redis.Redis) -> None:
-    """So that what is counted above are the commands of scripts."""
+    """The counts above are counts of commands in scripts."""
     plant(client, "read", 3, [OTHER])
     client.set(hold(OTHER, 2), 1, px=LEASE)
     _reply, commands = run(client, scripts.READ_STATE, [ME])

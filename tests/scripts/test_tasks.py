@@ -1,4 +1,4 @@
-"""What is remembered of a Celery task by its id."""
+"""The server's record of a Celery task, by the task's id."""
 
 import pytest
 

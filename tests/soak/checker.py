@@ -1,4 +1,4 @@
-"""Who held a lock together that must not, and what explains it.
+"""Finds overlaps of holds, and the events that explain them.
 
 Cases that docs/guarantees.md does not promise are known: a server that forgets (its data lost, a failover, its clock
 set forward, an operator) lets another owner take the lock while earlier owners rely on their leases. Such an overlap is

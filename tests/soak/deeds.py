@@ -1,4 +1,4 @@
-"""What the nemesis does. A deed leaves everything as it ought to be, save for what was forgotten meanwhile."""
+"""The deeds of the nemesis. A deed leaves everything as it ought to be, but for data that a server has forgotten."""
 
 from __future__ import annotations
 

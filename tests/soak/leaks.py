@@ -1,4 +1,4 @@
-"""What is left when nothing is held or waited for any more: in a process, and on the servers."""
+"""Leaks: what a process and the servers still have when nothing is held or waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.soak.grips import ONE, PERMITS
 PATIENCE = 90.0
 """Seconds within which all must be gone: leases, and what is cleaned up behind them."""
 MOST = {"threads": 60, "sockets": 120}
-"""What a process keeps at most when it is idle."""
+"""The most that an idle process keeps."""
 MOST_OBJECTS = 1000
 """Of one class of the package, apart from what caches keep, whose sizes are bounded."""
 _CACHE = type(lru_cache(maxsize=1)(int))

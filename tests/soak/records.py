@@ -1,4 +1,4 @@
-"""Who held what until when, and what the nemesis did: lines of JSON, one file for each process.
+"""Records of holds, and of the deeds of the nemesis: lines of JSON, one file for each process.
 
 All times are those of ``now``, which the processes of a machine share. A line is written by one call, so a process that
 is killed leaves whole lines behind.

@@ -1,4 +1,4 @@
-"""What a soak and a campaign share beside nemesis, records and checker: workers, the report, the command."""
+"""The parts that a soak and a campaign share beside nemesis, records and checker: workers, the report, the command."""
 
 from __future__ import annotations
 

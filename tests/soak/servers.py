@@ -24,7 +24,7 @@ NODES = 5
 PROXIED = 2
 """How many of the nodes have a proxy before them."""
 KEEPS_DATA = "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"
-"""What a server has acknowledged is in the kernel's hands, so no SIGKILL loses it."""
+"""The kernel has every write that a server has acknowledged, so no SIGKILL loses it."""
 PATIENCE = 60.0
 """Seconds that a server gets to come back: a machine may be busy."""
 _LIBRARIES = "/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1"

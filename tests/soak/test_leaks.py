@@ -1,4 +1,4 @@
-"""What a soak may keep: what bounded caches keep."""
+"""Bounded caches are no leak of a soak."""
 
 from django_rlock import FairLock, RLock
 from django_rlock._redis.keys import MOST_KEPT

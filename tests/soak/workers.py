@@ -1,4 +1,4 @@
-"""What runs in a worker process: threads and tasks that acquire and release at random, and record what they had.
+"""A worker process: threads and tasks that acquire and release at random, and record what they had.
 
 The process is one of ``tests.processes``, which runs the expressions that it is sent; see ``crew``.
 """
@@ -33,7 +33,7 @@ MANY, FEW = (5, 10), (2, 3)
 WAITS = (*(0, 0.02, 0.05, 0.1, 0.5) * 5, 2.0, 2.0, None)
 """Wait times to choose from, in seconds; None waits for ever."""
 BRIEF, LONG = 0.02, 4.0
-"""What most holds last at most, and what few do, in seconds: longer than a lease."""
+"""The longest time of most holds, and that of few, in seconds: longer than a lease."""
 LOOKS_EVERY = 0.2
 """Seconds between two looks whether the hold is lost."""
 IDLE = 0.005

@@ -36,7 +36,7 @@ def taken():
 
 
 calls: list[str] = []
-"""What went through the ``__call__`` of a base."""
+"""The calls that went through the ``__call__`` of a base."""
 
 
 class Runs(Task[..., Any]):

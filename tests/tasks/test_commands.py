@@ -23,7 +23,7 @@ BEHIND = (
     *("rlock_wake:forced", "rlock_wake:stack", "UNSUBSCRIBE", "PING"),
     scripts.TASK_FINISH.sha,
 )
-"""What background threads send at their own pace: reports, a holder's subscription, the care of its connection, and
+"""Background threads send these at their own pace: reports, a holder's subscription, the care of its connection, and
 that tasks are done."""
 
 

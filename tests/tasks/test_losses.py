@@ -154,7 +154,7 @@ def test_without_the_redis_of_the_locks_tasks_wait(worker, fragile, log):
 
 
 def test_a_copy_counts_however_often_redis_could_not_be_asked(worker, fragile, log):
-    """What Redis expects by then is a copy that was sent before it was away."""
+    """By then Redis expects a copy that was sent before the outage."""
     with fragile.client() as client:
         client.hset(f"rlock:work:{log}", "another owner", 1)
         result = tasks.retries_fragile.delay(log)

@@ -1,4 +1,4 @@
-"""What projects assert in their tests, over Redis and in the process alike."""
+"""The assertions of ``django_rlock.testing``, over Redis and in the process alike."""
 
 import asyncio
 from typing import Any

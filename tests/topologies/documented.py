@@ -1,4 +1,4 @@
-"""What people are told to write: docs/topologies.md, and the least rights of docs/connection-options.md."""
+"""The settings that the pages show: docs/topologies.md, and the least rights of docs/connection-options.md."""
 
 from __future__ import annotations
 

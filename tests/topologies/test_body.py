@@ -1,4 +1,4 @@
-"""What every lock promises, on every topology."""
+"""The promises of every lock, on every topology."""
 
 import pytest
 

@@ -19,7 +19,7 @@ def connected(topology: Topology) -> int:
 
 @pytest.fixture
 def uncollected():
-    """What is in cycles stays."""
+    """Objects in cycles stay."""
     gc.collect()
     gc.disable()
     yield

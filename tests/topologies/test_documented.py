@@ -1,4 +1,4 @@
-"""What the pages say is exact: the settings, which the other tests here run, and the least rights."""
+"""The pages are exact: the settings, which the other tests here run, and the least rights."""
 
 import ast
 import re

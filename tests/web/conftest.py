@@ -38,7 +38,7 @@ def no_users(settings: Settings) -> None:
 
 @pytest.fixture
 def events(transactional_db: None) -> Iterator[list[str]]:
-    """What happens: to locks by their signals, to transactions by SQLite itself, and in views by what they tell."""
+    """The events in order: of locks by their signals, of transactions by SQLite itself, of views as they tell them."""
     seen: list[str] = []
 
     def acquired(lock: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the views of these tests do: they sell something, and tell the test so."""
+"""The bodies of views in these tests: they sell something, and tell the test so."""
 
 from django.contrib.auth.models import Group
 from django.dispatch import Signal

@@ -404,7 +404,7 @@ def registers(func: Any) -> Any:
 
 
 def stores(func: Any) -> Any:
-    """What a sqlite3 connection has as a function, Python does not see."""
+    """Python does not see the functions of a sqlite3 connection."""
     connection = sqlite3.connect(":memory:")
     connection.create_function("locked", 0, func)
     registry["connection"] = connection

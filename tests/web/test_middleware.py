@@ -65,7 +65,7 @@ async def aleave(request: HttpRequest) -> HttpResponse:
 
 
 kept: list[object] = []
-"""What a project's monitoring keeps of a request: more than the request itself needs."""
+"""A project's monitoring keeps more of a request than the request itself needs."""
 
 
 async def aleave_and_keep(request: HttpRequest) -> HttpResponse:
