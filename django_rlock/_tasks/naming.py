@@ -262,7 +262,7 @@ class _Values:
 
     def of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any], used: Collection[str] | None) -> Values:
         """The same for a call in which only the ``used`` arguments must be given."""
-        values = self._arguments.of_call(args, kwargs, is_part=True)
+        values = self._arguments.of_part(args, kwargs)
         for name in self.required:
             if name not in values and (used is None or name in used):
                 raise TypeError(f"missing a required argument: {name!r}")

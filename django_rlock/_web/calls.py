@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -172,7 +172,8 @@ MOST_LOCKS = 1000
 """How many lock objects a decorated callable keeps for its next calls."""
 
 
-class KeptLocks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KeptLocks:
     """The lock objects that a decorated callable has made under one alias's settings, by their names and whether the
     caller is a view."""
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
+from django_rlock._core.process import MadeOnce
 from django_rlock._web import values
 from django_rlock.exceptions import KeyTemplateError
 
@@ -33,7 +34,8 @@ from django_rlock.exceptions import KeyTemplateError
 _TOKEN = re.compile(r"(<<|<[^<>]*>)")
 
 
-class _Placeholder(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Placeholder:
     converter: str
     root: str
     path: tuple[str, ...]
@@ -239,7 +241,6 @@ def _separators(parts: tuple[str | _Placeholder, ...]) -> Iterator[str]:
 
 # --- arguments of calls -----------------------------------------------------------------------------------------------
 
-_NAMED_KINDS = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 _STRINGS: dict[str, Any] = {}
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -258,43 +259,56 @@ class Arguments:
         if not is_partial_method(func):
             with suppress(TypeError, ValueError):
                 self.signature = inspect.signature(func, **_STRINGS)
-        parameters = [] if self.signature is None else [*self.signature.parameters.values()]
-        kinds = {each.kind for each in parameters}
         # A decorator below may accept other arguments than the function that it wraps.
         self.is_certain = self.signature is not None and not hasattr(func, "__wrapped__")
-        self._is_plain = self.signature is not None and kinds <= _NAMED_KINDS
-        self._positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-        self._defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-        self._known = {each.name for each in parameters}
-        has_names = self.is_certain and inspect.Parameter.VAR_KEYWORD not in kinds
+        parameters = () if self.signature is None else self.signature.parameters.values()
+        has_names = self.is_certain and not any(each.kind is each.VAR_KEYWORD for each in parameters)
         self.names = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL] if has_names else None
+        self._name = definition(func).__qualname__
 
-    def of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_part: bool = False) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults; a call that ``is_part`` may leave out arguments.
-
-        Raises TypeError if they do not fit, like the call itself.
-        """
-        if self._is_plain:
-            # Most calls are of this kind, and bind() takes ten times as long.
-            given = dict(zip(self._positional, args, strict=False), **kwargs)
-            found = self._defaults | given if self._defaults else given
-            # Every argument has a name, and none was given twice.
-            if len(given) == len(args) + len(kwargs) and found.keys() == self._known:
-                return found
-        signature = self.signature
-        if signature is None:
+    def of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, with defaults. Raises TypeError if they do not fit, like the call itself."""
+        if self.signature is None:
             return dict(kwargs)
         try:
-            bound = (signature.bind_partial if is_part else signature.bind)(*args, **kwargs)
+            return self._bind(*args, **kwargs)
+        except TypeError:
+            if self.is_certain:
+                raise
+            return dict(kwargs)
+
+    def of_part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a call that may leave out arguments."""
+        if self.signature is None:
+            return dict(kwargs)
+        try:
+            bound = self.signature.bind_partial(*args, **kwargs)
         except TypeError:
             if self.is_certain:
                 raise
             return dict(kwargs)
         bound.apply_defaults()
-        named: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
-            named.update(value if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-        return named
+        for each in self.signature.parameters.values():
+            if each.kind is each.VAR_KEYWORD:
+                bound.arguments.update(bound.arguments.pop(each.name))
+        return bound.arguments
+
+    @MadeOnce
+    def _bind(self) -> Callable[..., dict[str, Any]]:
+        """Has the function's name and parameters, and returns its arguments by name: the interpreter binds them ten
+        times as fast as ``signature.bind()``."""
+        signature: Any = self.signature
+        parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        # Names of parameters are identifiers. Defaults may be any objects, so None stands for each in the code.
+        plain = [each if each.default is each.empty else each.replace(default=None) for each in parameters]
+        names = [(each.name, each.kind is each.VAR_KEYWORD) for each in parameters]
+        items = [f"**{name}" if is_rest else f"{name!r}: {name}" for name, is_rest in names]
+        bind: Any = eval(f"lambda {str(inspect.Signature(plain))[1:-1]}: {{{', '.join(items)}}}")  # noqa: S307
+        given = [each for each in parameters if each.default is not each.empty]
+        bind.__defaults__ = tuple([each.default for each in given if each.kind is not each.KEYWORD_ONLY])
+        bind.__kwdefaults__ = {each.name: each.default for each in given if each.kind is each.KEYWORD_ONLY}
+        bind.__qualname__ = self._name
+        return bind  # type: ignore[no-any-return]
 
 
 def is_partial_method(func: object) -> bool:

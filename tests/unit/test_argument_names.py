@@ -1,4 +1,4 @@
-"""What the arguments of a call are called: as ``inspect`` has it, by a shorter way where they are plain."""
+"""What the arguments of a call are called: as ``inspect`` has it."""
 
 import inspect
 
@@ -6,8 +6,10 @@ import pytest
 
 from django_rlock._web.keytemplates import Arguments
 
+DEFAULT = object()
 
-def plain(a, b=2, *, c=3, d): ...
+
+def plain(a, b=DEFAULT, *, c=3, d): ...
 
 
 def positional_only(a, /, b=2, *, d): ...
@@ -36,3 +38,11 @@ def test_they_are_what_the_call_itself_would_give(function, args, kwargs):
         expected = dict(bound.arguments)
         expected |= expected.pop("more", {})
         assert Arguments(function).of_call(args, kwargs) == expected
+
+
+def test_a_call_that_does_not_fit_gets_the_error_of_the_call_itself():
+    with pytest.raises(TypeError) as theirs:
+        plain(1, 2, 3, d=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError) as ours:
+        Arguments(plain).of_call((1, 2, 3), {"d": 4})
+    assert str(ours.value) == str(theirs.value)
