@@ -39,7 +39,7 @@ from django_rlock.exceptions import LockLostError, LockTimeoutError, LockUnavail
 from django_rlock.locks import BaseLock, MultiLock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.ownership import TransferredHold
-from django_rlock.locks.records import Route, Work, WorkingOn, context
+from django_rlock.locks.records import Route, Work, context
 from django_rlock.settings import DEFAULT_ALIAS, get_settings
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def reported(request: Any) -> AbstractContextManager[Work]:
     if outer is not None and "route" in outer:
         outer.update(_user(request))
         return nullcontext(outer)
-    return WorkingOn({"route": route_of(request), **_user(request)})
+    return Work({"route": route_of(request), **_user(request)})
 
 
 def route_of(request: HttpRequest) -> Route:

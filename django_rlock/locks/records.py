@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.interruptions import run_when_dropped
@@ -43,37 +43,27 @@ class Route(str):
 
 
 class Work(dict[str, str]):
-    """The description of a request or a task. ``holds`` are the holds that were taken for it, and perhaps some that
-    have ended."""
+    """The description of a request or a task, and a block in which reports name it. A generator would take twice as
+    long, in each request. ``holds`` are the holds that were taken for it, and perhaps some that have ended."""
 
-    __slots__ = ("holds",)
+    __slots__ = ("_outer", "holds")
 
     def __init__(self, about: Mapping[str, str]) -> None:
         super().__init__(about)
         self.holds: dict[Hold, None] = {}
 
-
-class WorkingOn:
-    """A block that describes the work of the process, for reports. A generator would take twice as long, in each
-    request."""
-
-    __slots__ = ("_about", "_outer")
-
-    def __init__(self, about: Mapping[str, str]) -> None:
-        self._about = Work(about)
-        self._outer = context.get()
-
-    def __enter__(self) -> Work:
-        context.set(self._about)
-        return self._about
-
     @property
     def is_entered(self) -> bool:
-        return context.get() is self._about
+        return context.get() is self
+
+    def __enter__(self) -> Self:
+        self._outer = context.get()
+        context.set(self)
+        return self
 
     @run_when_dropped
     def __exit__(self, *_: object) -> None:
-        if self.is_entered:
+        if context.get() is self:
             context.set(self._outer)
 
 

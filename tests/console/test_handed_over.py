@@ -9,7 +9,7 @@ import redis
 from django_rlock import rlock
 from django_rlock._monitoring.reporter import MAX_HANDED_OVER
 from django_rlock.inspection import Holder, LockState, iter_locks, lock_info
-from django_rlock.locks.records import WorkingOn
+from django_rlock.locks.records import Work
 from tests.console.processes import Process
 from tests.console.reporting import Clock, report_of
 from tests.console.test_inspection import fall_silent
@@ -27,7 +27,7 @@ def editor() -> str:
 
 
 def edit(editor: str) -> None:
-    with WorkingOn(EDIT):
+    with Work(EDIT):
         lock = rlock(DOCUMENT, owner=editor, lease_time=120)
         lock.acquire()
         lock.hand_over()

@@ -11,7 +11,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from django_rlock import rlock
-from django_rlock.locks.records import WorkingOn
+from django_rlock.locks.records import Work
 from tests.console.conftest import LogIn
 from tests.console.crowd import plant_locks
 from tests.console.pages import FORCE, LIST, PROCESSES, detail, rows, target, text
@@ -60,14 +60,14 @@ def test_a_holder_leads_to_its_process_its_user_its_task_and_all_that_it_holds(
 def test_a_user_has_a_name_for_who_may_view_users(log_in: LogIn, permissions: str, shown: str) -> None:
     client = log_in(permissions)
     User.objects.create(pk=7, username="bob")
-    with WorkingOn({"route": "POST /buy/", "user": "7"}), rlock("stock:1"):
+    with Work({"route": "POST /buy/", "user": "7"}), rlock("stock:1"):
         page = text(client, detail("stock:1"))
     assert f'<a href="{reverse("admin:auth_user_change", args=["7"])}"><bdi>{shown}</bdi></a>' in page
 
 
 @pytest.mark.parametrize("pk", ["bob", "9" * 40, "\0"])
 def test_a_user_that_no_process_of_ours_has_reported(operator: Client, pk: str) -> None:
-    with WorkingOn({"route": "POST /buy/", "user": pk}), rlock("stock:1"):
+    with Work({"route": "POST /buy/", "user": pk}), rlock("stock:1"):
         assert "POST /buy/" in text(operator, detail("stock:1"))
 
 

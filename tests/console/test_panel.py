@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from django_rlock import LockNotOwnedError, rlock
 from django_rlock.exceptions import KeyTemplateError
-from django_rlock.locks.records import WorkingOn
+from django_rlock.locks.records import Work
 from tests.console.conftest import LogIn
 from tests.console.pages import FORCE, LIST, detail, said
 
@@ -37,7 +37,7 @@ def test_who_holds_the_lock_since_when_and_for_whom(log_in: LogIn) -> None:
     bob = User.objects.create(username="bob")
     user = user_of(log_in("view_lock view_user"))
     assert "Nobody holds the lock." in panel(user)
-    with WorkingOn({"route": "POST /items/<pk>/", "user": str(bob.pk)}), rlock("stock:42"):
+    with Work({"route": "POST /items/<pk>/", "user": str(bob.pk)}), rlock("stock:42"):
         page = panel(user)
     for expected in ("POST /items/&lt;pk&gt;/", "pid ", f'href="{detail("stock:42")}"', ">bob</bdi>"):
         assert expected in page
@@ -48,7 +48,7 @@ def test_who_edits_since_when(log_in: LogIn) -> None:
     """An editor's lock is held from request to request, and by none of them."""
     bob = User.objects.create(username="bob")
     user = user_of(log_in("view_lock view_user"))
-    with WorkingOn({"route": "GET /edit/<pk>/", "user": str(bob.pk)}):
+    with Work({"route": "GET /edit/<pk>/", "user": str(bob.pk)}):
         lock = rlock("stock:42", owner=str(uuid4()), lease_time=120)
         lock.acquire()
         lock.hand_over()

@@ -7,7 +7,7 @@ import pytest
 from pytest_django import Settings
 
 from django_rlock import LockTimeoutError, rlock
-from django_rlock.locks.records import WorkingOn
+from django_rlock.locks.records import Work
 from tests.bindings import BlockingBinding
 
 ID = r"[0-9a-f-]{36}:[0-9/:]+"
@@ -26,7 +26,7 @@ async def test_the_holder_and_the_work_that_gave_up(
     holder = rlock("stock:42", owner="night shift")
     await binding.acquire(holder)
     lock = rlock("stock:42", wait_time=0)
-    with WorkingOn(work):
+    with Work(work):
         with pytest.raises(LockTimeoutError) as caught:
             async with binding.inside(lock):
                 pass
@@ -41,7 +41,7 @@ async def test_the_holder_and_the_work_that_gave_up(
 
 def test_context_that_reports_may_not_have_is_not_logged(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     settings.RLOCK = {"default": {"RECORD_CONTEXT": False}}
-    with rlock("stock:42", owner="another"), WorkingOn(REQUEST):
+    with rlock("stock:42", owner="another"), Work(REQUEST):
         assert not rlock("stock:42", owner="me").acquire(blocking=False)
     assert re.search(r"; me gave up after", caplog.text)
     assert "/buy/" not in caplog.text
