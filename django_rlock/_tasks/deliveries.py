@@ -24,7 +24,6 @@ import math
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from celery import Task
@@ -34,6 +33,7 @@ from kombu import Exchange, Queue
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from django_rlock._core.clock import monotonic
+from django_rlock._core.process import MadeOnce
 from django_rlock._redis import keys, scripts
 from django_rlock._redis.scripts import Script
 from django_rlock._tasks.deaths import BROKERS_COUNT, DEATHS, RETURNED, limit_of
@@ -128,7 +128,7 @@ class Delivery:
         self._returned: int | None = ours(RETURNED)
         self._known: str | None = None
 
-    @cached_property
+    @MadeOnce
     def _keys(self) -> tuple[str, str]:
         return keys.task_keys(get_settings(self._using).key_prefix, str(self.message.id))
 
@@ -139,7 +139,7 @@ class Delivery:
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
-    @cached_property
+    @MadeOnce
     def visibility(self) -> float:
         """After how many seconds the broker delivers the message again."""
         app: Any = self._task.app
@@ -194,7 +194,7 @@ class Delivery:
             return self.retries > int(retries)
         return token in {self._token, *self._parents}
 
-    @cached_property
+    @MadeOnce
     def deaths(self) -> int:
         """How often brokers have taken the message and its predecessors back, mostly because their process had died."""
         returned = int(self._is_redelivered) if self._returned is None else self._returned
@@ -229,7 +229,7 @@ class Delivery:
             return False
         return (bool(self._task.acks_late) or self.may_be_a_copy) and bool(self._marked_for)
 
-    @cached_property
+    @MadeOnce
     def _success(self) -> str:
         """The record of the success of this run, which differs from that of any other run of the message."""
         # As a decimal, because version 0.1.0 compares it to a number of retries. Not a random number: the body may have

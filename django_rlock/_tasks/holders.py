@@ -13,13 +13,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import on_fork
+from django_rlock._core.process import MadeOnce, on_fork
 from django_rlock._redis.keys import is_kept
 from django_rlock.exceptions import LockTimeoutError, LockUnavailableError
 from django_rlock.locks.holds import INSPECTOR
@@ -83,7 +83,7 @@ class Holders:
     def __init__(self, lock: BaseLock) -> None:
         self._lock = lock
 
-    @cached_property
+    @MadeOnce
     def _owners(self) -> list[str] | None:
         """The owner ids of all holders; None if they are unknown."""
         try:
@@ -91,7 +91,7 @@ class Holders:
         except LockUnavailableError:
             return None
 
-    @cached_property
+    @MadeOnce
     def _found(self) -> list[TaskHolder] | None:
         return None if self._owners is None else tasks_among(self._owners)
 

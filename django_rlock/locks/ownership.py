@@ -77,7 +77,7 @@ class HeldLock(AbstractLock):
     def _present_owner(self) -> Owner:
         """The owner whose hold ``lost`` and ``check()`` concern."""
         owner = self._named_owner or current_owner()
-        if may_block_loops() and not HOLDS.of_lock(self, owner):
+        if owner.task is not None and may_block_loops() and not HOLDS.of_lock(self, owner):
             return thread_owner()  # a blocking method may have taken it
         return owner
 

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from redis.exceptions import MaxConnectionsError
 from django_rlock import FairLock, LockUnavailableError, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._redis.scripts import LOCK_STATE
+from django_rlock._tasks.holders import Holders
 from django_rlock._transport import servers
 from django_rlock._transport.calls import ScriptCall, Template
 from django_rlock._transport.listener import Listener
@@ -92,6 +94,18 @@ def test_silent_server_at_exit_costs_no_lock_of_another(own_server, server, redi
         process.end()
     dead.resume()
     assert not redis_client.exists("rlock:stock:42")
+
+
+def test_skip_on_a_silent_server_delays_none_on_another(own_server):
+    """Each asks its server for the holder, and no mutex is shared by both."""
+    other = own_server("other")
+    other.pause()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(Holders(RLock("stock:42", using="other")).has, "the id of a task")
+        eventually(lambda: servers.server("other").size > 0)  # it connects
+        assert not Holders(RLock("stock:42")).has("the id of a task")
+        assert not asked.done()
+        other.resume()
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
