@@ -103,10 +103,12 @@ on_fork("reports", _note_start)
 
 class Mirror:
     """A hash of this process on one server, of which only the differences are written, and the time of the last write,
-    in a sorted set of all processes."""
+    in a sorted set of all processes. ``write_from`` is the monotonic time before which it must not be changed."""
 
-    def __init__(self, server: Commands, key: str, index: str) -> None:
+    def __init__(self, server: Commands, noun: str, key: str, index: str) -> None:
+        self.noun = noun
         self.key = key
+        self.write_from = -math.inf
         self.sent: dict[str, str] = {}
         self.certain = True  # whether the server has exactly what it was sent
         self._server = server
@@ -143,6 +145,10 @@ class Mirror:
 
     def remove(self) -> None:
         self._server.run([(self.key, ("UNLINK", self.key)), (self._index, ("ZREM", self._index, self._client))])
+        self.forget()
+
+    def forget(self) -> None:
+        """Take the server to have nothing."""
         self.sent = {}
         self.certain = True
 

@@ -71,11 +71,11 @@ class Publisher:
         self.aliases: set[str] = set()
         self.clock = 0.0  # server time minus monotonic time
         self.ttl = 0.0
-        self.clock_due = self.beat_due = self.ttl_due = self.write_from = -math.inf
+        self.clock_due = self.beat_due = self.ttl_due = -math.inf
         self._server = commands_to(using, "reports")
-        self.report = Mirror(self._server, report_key(client_id()), PROCESSES)
+        self.report = Mirror(self._server, "report", report_key(client_id()), PROCESSES)
         self._recorder = recorder
-        self._history = Mirror(self._server, history_key(client_id()), HISTORIES)
+        self.history = Mirror(self._server, "history", history_key(client_id()), HISTORIES)
         self._version = 0
         self._shown: dict[Item, _Text] = {}
         self._young: deque[Item] = deque()
@@ -95,35 +95,39 @@ class Publisher:
     def publish(self, now: float) -> float:
         """Write what has changed; returns when to call this again."""
         due = self._choose(now)
-        if not (self._has_entries or self.report.may_be_there or self._has_news):
-            return due
-        if now < self.write_from:
-            return self.write_from
+        if self._has_entries:
+            self._change(self.report, self._write_report, now)
+        elif self.report.may_be_there:
+            self._change(self.report, lambda _now: self.report.remove(), now)
+        if self._has_news:
+            self._change(self.history, self.write_history, now)
+        if self._has_entries or self.report.may_be_there:
+            due = self.report.write_from
+        return min(due, self.history.write_from) if self._has_news else due
+
+    def _change(self, mirror: Mirror, write: Callable[[float], object], now: float) -> None:
+        """Change a mirror, unless it is too early to do so again."""
+        if now < mirror.write_from:
+            return
         try:
-            if self._has_entries:
-                self._write_report(now)
-            elif self.report.may_be_there:
-                self.report.remove()
-            if self._has_news:
-                self.write_history(now)
+            write(now)
+            mirror.write_from = now + _WRITE_PAUSE
         except ImproperlyConfigured:
             # A test has removed the alias; outside tests the settings do not change.
-            self.report.sent, self.report.certain = {}, True
-            return math.inf
+            mirror.forget()
+            mirror.write_from = math.inf
         except SERVER_ERRORS as error:
-            log(logger, logging.INFO, "The process report was not written; it is retried later: %s", error)
-            self.report.certain = self._history.certain = False
-            self.write_from = now + _RETRY_PAUSE
-            return self.write_from
-        self.write_from = now + _WRITE_PAUSE
-        return self.write_from if self._has_entries or self._has_news else due
+            log(logger, logging.INFO, "The process %s was not written; it is retried later: %s", mirror.noun, error)
+            mirror.certain = False
+            mirror.write_from = now + _RETRY_PAUSE
 
     def finish(self, now: float) -> None:
         """At the end of the process, write the rest, and delete the report if it holds nothing; errors are ignored."""
-        with contextlib.suppress(ImproperlyConfigured, *SERVER_ERRORS):
-            if not HOLDS and self.report.may_be_there:
+        if not HOLDS and self.report.may_be_there:
+            with contextlib.suppress(ImproperlyConfigured, *SERVER_ERRORS):
                 self.report.remove()
-            if self._has_news:
+        if self._has_news:
+            with contextlib.suppress(ImproperlyConfigured, *SERVER_ERRORS):
                 self.write_history(now)
 
     @property
@@ -176,7 +180,7 @@ class Publisher:
 
     def write_history(self, now: float) -> None:
         self._learn_clock(now)
-        version, at, history = self._recorder.version, now + self.clock, self._history
+        version, at, history = self._recorder.version, now + self.clock, self.history
         fields = self._recorder.fields(self.aliases, self.clock, now)
         if commands := history.changes(fields, self.clock):  # there are none if it is another server's news
             commands.append((history.key, ("PEXPIRE", history.key, str(round(KEEP * 1000)))))

@@ -1,5 +1,6 @@
 """A command whose reply never came is sent again in time. That nothing happens twice is shown by ``tests/flows``."""
 
+import math
 import socket
 import threading
 import time
@@ -212,14 +213,65 @@ def publisher(proxy):
 
 def test_an_unconfirmed_report_is_removed_when_nothing_is_held(publisher, redis_client):
     assert redis_client.exists(publisher.report.key)
-    publisher.publish(publisher.write_from)
+    publisher.publish(publisher.report.write_from)
     assert not redis_client.exists(publisher.report.key)
 
 
 def test_an_unconfirmed_report_is_taken_back_at_exit(publisher, proxy, redis_client):
     """Over a connection that turns out to be broken."""
     cut = proxy.cut_before(b"UNLINK")
-    publisher.finish(publisher.write_from)
+    publisher.finish(publisher.report.write_from)
     assert cut.served.is_set()
     assert not redis_client.exists(publisher.report.key)
     assert redis_client.zscore(keys.PROCESSES, "another") is None
+
+
+@pytest.fixture
+def news(publisher):
+    """The same publisher, which also has a history to write."""
+    publisher.history.key = keys.history_key("another")
+    publisher._recorder.version += 1
+    return publisher
+
+
+def test_a_report_that_cannot_be_removed_costs_no_history(news, proxy, redis_client):
+    cuts = [proxy.cut_before(b"ZREM\r\n") for _ in range(2)]
+    news.finish(news.report.write_from)
+    assert all(each.served.is_set() for each in cuts)
+    assert redis_client.exists(news.history.key)
+
+
+def test_a_history_that_cannot_be_written_delays_no_report(news, proxy, redis_client):
+    cuts = [proxy.cut_before(b"rlock_histories") for _ in range(2)]
+    again_at = news.publish(news.report.write_from)
+    assert all(each.served.is_set() for each in cuts)
+    assert not redis_client.exists(news.report.key, news.history.key)
+    with RLock("stock:42"):
+        (hold,) = HOLDS.snapshot()
+        news.add(hold)
+        assert news.publish(again_at - 2) < again_at
+        assert redis_client.exists(news.report.key)
+    news.publish(again_at)
+    assert redis_client.exists(news.history.key)
+
+
+def test_neither_mirror_is_written_once_its_alias_is_gone(redis_client, settings):
+    settings.RLOCK = aliases = {"gone": {"CACHE": "default"}}
+    recorder = Recorder()
+    publisher = reporter.Publisher("gone", recorder)
+    publisher.aliases = {"gone"}
+    with RLock("stock:41", using="gone"):
+        pass
+    with RLock("stock:42", using="gone"):
+        (hold,) = HOLDS.snapshot()
+        publisher.add(hold)
+        recorder.look(hold.since)
+        now = publisher.publish(hold.since + reporter.MIN_AGE)
+        assert redis_client.exists(publisher.report.key, publisher.history.key) == 2
+        publisher.clock += 1  # which every entry contains
+        recorder.version += 1
+        settings.RLOCK = {}
+        assert publisher.publish(now) == math.inf
+        settings.RLOCK = aliases
+    assert not publisher.report.may_be_there
+    assert not publisher.history.may_be_there
