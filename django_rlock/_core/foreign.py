@@ -84,6 +84,7 @@ RUNNERS = {
     "anyio._backends._asyncio",
     "asgiref.current_thread_executor",
     "asgiref.sync",
+    "concurrent.futures.process",
     "concurrent.futures.thread",
     "eventlet.tpool",
     "gevent.threadpool",

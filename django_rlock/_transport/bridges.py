@@ -355,7 +355,7 @@ def running_job(owner: Owner) -> Job | None:
         frame = frame.f_back
     if frame is not None and frame.f_globals.get("__name__") in foreign.RUNNERS:
         raise RuntimeError(
-            "A lock was to be taken by a job of a thread pool that does nothing else, as sync_to_async(lock.acquire), "
+            "A lock was to be taken by a job of a pool that does nothing else, as sync_to_async(lock.acquire), "
             "to_thread(lambda: lock.acquire()) and submit(lock.acquire) are: the pool's thread would own the lock, and "
             "goes on with other jobs. Give the pool a function with the whole block, 'with lock:', or await "
             "lock.aacquire(), or give the lock an owner=."

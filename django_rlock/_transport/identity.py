@@ -367,7 +367,7 @@ class LoopCall:
 
 def running_call() -> LoopCall | None:
     """The job that the running thread or greenlet executes, if a library gives it one after another."""
-    frames = [*stack_at(sys._getframe(1))][::-1]  # noqa: SLF001 - documented; without this frame, which has the list
+    frames = _stack_from(sys._getframe(1))  # noqa: SLF001 - documented; without this frame, which has the list
     at = _loop_in(frames)
     if at is None:
         return None
@@ -375,7 +375,8 @@ def running_call() -> LoopCall | None:
     last_line = max((line for begin, end, line in _loops(loop.f_code) if begin <= loop.f_lasti <= end), default=0)
     is_job = (
         inside != []
-        and (last_line > 0 or loop.f_globals["__name__"] in _INITIALIZED)
+        # Where the loop comes first, it is a process of a pool: that may keep a lock from its beginning to its end.
+        and (last_line > 0 or (at > 0 and loop.f_globals["__name__"] in _INITIALIZED))
         # The loop may be the project's, which is installed as well.
         and _package(inside[-1]) != _package(loop)
         # A module lasts, and a generator that is suspended may go on in another job.
@@ -386,9 +387,19 @@ def running_call() -> LoopCall | None:
 
 def _pool() -> str:
     """The module that gives the running thread or greenlet one job after another; "" if none does."""
-    frames = [*stack_at(sys._getframe(1))][::-1]  # noqa: SLF001
+    frames = _stack_from(sys._getframe(1))  # noqa: SLF001
     at = _loop_in(frames)
     return "" if at is None else str(frames[at].f_globals["__name__"])
+
+
+def _stack_from(frame: FrameType) -> list[FrameType]:
+    """A frame and those around it, the outermost first; without those around the beginning of a child process: a forked
+    child has its parent's."""
+    return [*itertools.takewhile(_is_inside_process, stack_at(frame))][::-1]
+
+
+def _is_inside_process(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") != "multiprocessing.process"
 
 
 def _loop_in(frames: Sequence[FrameType]) -> int | None:
@@ -401,7 +412,8 @@ def _loop_in(frames: Sequence[FrameType]) -> int | None:
             return None
         if _loops(frame.f_code):
             return at
-        if not was_given(frame, called):  # else it wraps the thread's function
+        # Else it wraps the thread's function, or calls another function of the library, which loops.
+        if not was_given(frame, called) and _package(frame) != _package(called):
             return None
     return None
 

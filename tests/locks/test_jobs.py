@@ -126,9 +126,16 @@ def by_wrapped_worker() -> Iterator[Call]:
         yield run
 
 
+@contextlib.contextmanager
+def by_guarded_worker() -> Iterator[Call]:
+    """As CherryPy's: another method than the thread's own loops."""
+    with working(library().GuardedWorker) as run:
+        yield run
+
+
 LIBRARIES = [
     by_gevent, by_eventlet, by_trio, by_anyio, by_thread_pool, by_executor, by_twisted,
-    by_waitress, by_huey, by_worker, by_wrapped_worker,
+    by_waitress, by_huey, by_worker, by_wrapped_worker, by_guarded_worker,
 ]  # fmt: skip
 
 
@@ -149,7 +156,7 @@ def waiting(start: Callable[[Callable[[], None]], object]) -> Call:
     return run
 
 
-# The threads of Dramatiq, distributed and CherryPy are like this; and those of the libraries that nobody has tried.
+# The threads of Dramatiq and distributed are like this; and those of the libraries that nobody has tried.
 SOURCE = """
 import threading
 
@@ -175,6 +182,15 @@ class Worker(threading.Thread):
 
     def end(self):
         self.hooks.end()
+
+class GuardedWorker(Worker):
+    def run(self):
+        try:
+            self.serve()
+        finally:
+            self.jobs = None
+
+    serve = Worker.run
 
 def wrapped(function):
     def wrapper(*args):

@@ -2,21 +2,25 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_rlock import FairLock, RLock
 from django_rlock.locks.holds import HOLDS
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import PATIENCE, UNTIL_SERVED, eventually
 from tests.locks.leaving import given_back, lock, take, visit
 
 __all__ = ["lock"]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -208,6 +212,13 @@ def test_what_a_threads_initializer_left_held_is_not_a_jobs(redis_client, make):
     lock = FairLock("stock:42")
     with make(1, initializer=take, initargs=[lock]) as running:
         assert list(running.map(visit, [lock])) == [1]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_a_job_of_a_process_left_held_is_not_the_next_ones(method, server):
+    """The main thread of a pool's process runs one job after another, too."""
+    program = [sys.executable, "-m", "tests.locks.process_jobs", method, server.url]
+    subprocess.run(program, cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 def test_two_requests_that_share_a_thread_exclude_each_other(redis_client):

@@ -74,7 +74,7 @@ def test_short_waits_leave_no_breadcrumbs(crumbs: Any, monkeypatch: pytest.Monke
 def test_a_job_that_only_takes_a_lock_is_refused() -> None:
     """Sentry wraps the jobs of pools."""
     sentry_sdk.init()
-    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="a job of a thread pool that does nothing"):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="a job of a pool that does nothing"):
         pool.submit(RLock("stock:42").acquire).result()
 
 
