@@ -288,6 +288,9 @@ def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, fo
         hold = HOLDS.at(key)
         if hold is None or (job.is_of_request and hold.context is not None):
             return  # the middleware releases it at the end of the request
+        if former.depth == 0 and not (hold.renewed or hold.scoped):
+            HOLDS.remove(hold)  # as end_left(): a lease that the project has chosen runs on, for nobody
+            return
         tell_left(logger, hold, f"A job of thread {hold.caller_name!r}")
         exit_interrupted(lock, part, hold, former.blocks)
 

@@ -284,10 +284,12 @@ def test_what_a_failed_job_left_held_is_given_back(redis_client, run):
     eventually(lambda: given_back(redis_client))
 
 
-def test_a_chosen_lease_runs_on_for_nobody(redis_client, run, caplog):
+@pytest.mark.parametrize("by_library", [by_executor, by_thread_pool, by_worker])
+def test_a_chosen_lease_runs_on_for_nobody(redis_client, by_library, caplog):
     lock = RLock("stock:42", lease_time=60)
-    assert run(lambda: take(lock))
-    assert run(lambda: take(lock)) is False
+    with by_library() as run:
+        assert run(lambda: take(lock))
+        assert run(lambda: take(lock)) is False
     assert redis_client.exists("rlock:stock:42")
     assert not HOLDS
     assert "still held" not in caplog.text

@@ -264,6 +264,22 @@ def test_a_block_inside_a_job_is_left_alone(redis_client, pool, lock, caplog):
     assert "still held" not in caplog.text
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_chosen_lease_runs_on_for_nobody(redis_client, way, caplog):
+    """As a view says "once a minute"."""
+    taken = []
+
+    def say() -> None:
+        taken.append(take(RLock("stock:42", lease_time=60, wait_time=0)))
+
+    for _ in range(2):
+        asyncio.run(way(say))
+    assert taken == [True, False]
+    assert redis_client.exists("rlock:stock:42")
+    assert not HOLDS
+    assert "still held" not in caplog.text
+
+
 class Thing:
     """What a job's function has a name for."""
 
