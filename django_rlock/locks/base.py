@@ -187,8 +187,8 @@ class BaseLock(HeldLock):
         Raises TypeError for a ``blocking`` that is not a bool, such as the wait time of other libraries;
         LockUnavailableError, within the wait time plus a second (including connecting), when Redis is
         unreachable, or so slow that the lease is over when the reply comes; LockLostError when the owner's existing
-        hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a separate task, as with create_task(),
-        gather() or, before Python 3.12, wait_for(): that task would own the lock, and ends with the call.
+        hold turns out to be lost; RuntimeError when ``aacquire()`` runs as a separate task, which would own the lock
+        and end with the call.
         """
         driver = blocking_driver(self)
         request = self._request(driver, blocking, wait_time, lease_time, unknown)

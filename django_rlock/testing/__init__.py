@@ -142,8 +142,7 @@ def _server(known: Any) -> str:
 def advance(seconds: float) -> None:
     """Let time pass for the locks of ``override_locks()``, as if the machine had been suspended for that time.
 
-    Leases of up to ``seconds`` end, even if the watchdog renews them, and their holders find their locks lost. No other
-    clock changes; and libraries that fake the time, such as freezegun, do not change this clock.
+    Leases of up to ``seconds`` end, even if the watchdog renews them. No other clock changes.
     """
     memory.pass_time(seconds)
     pretend_jump(seconds)
