@@ -34,7 +34,7 @@ from django_rlock._core.redis_py import (
     without,
 )
 from django_rlock._core.text import hide_secrets, shown
-from django_rlock._transport.calls import REPLY_GRACE, SHORTEST, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
+from django_rlock._transport.calls import REPLY_GRACE, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
 from django_rlock._transport.connection import (
     DOUBTED_AFTER,
     USUAL,
@@ -156,8 +156,8 @@ class Server:
                 return connection
 
     def left_of(self, limit: float, started: float) -> float:
-        """The limit for a reply over a connection that a caller has just got. Connecting may have used up the caller's
-        time since ``started``, and a connection whose reply comes late must be closed."""
+        """The limit for a reply of a server that has just replied, to the login or that it lacks a script. That may
+        have used up the caller's time since ``started``, and a connection whose reply comes late must be closed."""
         return min(max(limit - (monotonic() - started), REPLY_GRACE), self.reply_limit)
 
     def none_in_time(self, opens: bool) -> RedisTimeoutError:
@@ -425,7 +425,7 @@ class ThreadBinding:
                 reply = connection.ask(packed, limit, nonce, script.tail)
                 reply = [nonce, script.usual[0]] if reply is USUAL else check_reply(reply, nonce, script)
             except NoScriptError:
-                reply = _ask_by_source(connection, call, limit)
+                reply = _ask_by_source(connection, call, server.left_of(limit, connection.used_at))
         except BaseException as error:
             # Its reply may still come, and would be read as the reply to the next command: rule 3 of
             # docs/design/architecture.md.
@@ -476,8 +476,7 @@ def _ask_by_source(connection: Connection, call: ScriptCall, limit: float) -> li
     # whose nonce is another one, and it is refused.
     call.sends += 1
     nonce = next_nonce()
-    left = max(connection.used_at + limit - monotonic(), SHORTEST)
-    reply = check_reply(connection.ask_all(pack(call, nonce, with_source=True), 1, left)[0], nonce, call.script)
+    reply = check_reply(connection.ask_all(pack(call, nonce, with_source=True), 1, limit)[0], nonce, call.script)
     call.sends -= 1  # the first one was certainly not executed
     return reply
 

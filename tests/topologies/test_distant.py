@@ -18,6 +18,7 @@ from django_rlock._transport.servers import server
 from tests.bindings import visit
 from tests.eventually import PATIENCE
 from tests.forms import long
+from tests.topologies.servers import command
 from tests.topologies.ways import port_of
 
 
@@ -113,6 +114,16 @@ async def test_the_first_call_without_a_wait_succeeds(binding, distant, name, ro
     assert await binding.acquire(lock, wait_time=0)
     await binding.release(lock)
     assert delay.accepted == server("default").size == 1
+
+
+async def test_a_call_that_has_to_bring_its_script_is_given_time_for_both_replies(binding, distant, started):
+    """The server has restarted: it replies that it does not know the script."""
+    distant("single", 0.6)
+    lock = RLock("stock:42")
+    await visit(binding, lock)
+    command(started("single").servers[0], "SCRIPT FLUSH")
+    assert await binding.acquire(lock, wait_time=0)
+    await binding.release(lock)
 
 
 async def test_a_connection_that_opens_too_late_serves_the_next_call(binding, distant, monkeypatch):
