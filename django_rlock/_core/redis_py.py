@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -227,20 +228,38 @@ _WANTS_COMMAND = _command is not None and _command.default is Parameter.empty
 
 @contextmanager
 def noting_replies(connection: Any, note: Callable[[], object]) -> Iterator[None]:
-    """Call ``note`` whenever the server has replied while ``connection.connect()`` connects and logs in."""
+    """Call ``note`` whenever the server or a sentinel has replied while ``connection.connect()`` connects and logs in.
+
+    A sentinel that is silent has its own time limit, whose end counts as a reply, too.
+    """
     own, steps = vars(connection), _noted_steps(connection, note)
     try:
         own.update(steps)
+        _connecting.note = note
         yield
     finally:
+        _connecting.note = _ignore
         _remove(own, steps)  # they refer to the connection
+
+
+class _Connecting(threading.local):
+    """The thread that connects: redis-py keeps the connections to sentinels apart from those of its callers."""
+
+    note: Callable[[], object] = staticmethod(lambda: None)
+
+    def hear(self) -> None:
+        """Note a reply over a connection that all threads share."""
+        self.note()
+
+
+_connecting = _Connecting()
 
 
 def _noted_steps(connection: Any, note: Callable[[], object]) -> dict[str, Callable[..., Any]]:
     # An accepted TCP connection is not a reply: the kernel accepts it even if the server is stopped. Before TLS it
     # counts, because the handshake is the only step of redis-py with several round trips.
     calls = {
-        "connect_to": (note, _ignore),  # a sentinel has replied
+        "connect_to": (note, _ignore),  # the sentinels have been asked
         foreign.TLS_STEP: (note, note),
         "read_response": (_ignore, note),
     }
@@ -273,9 +292,10 @@ def _remove(table: dict[str, Any], names: Iterable[str]) -> None:
 def _noted(step: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]) -> Callable[..., Any]:
     def noted(*args: Any, **options: Any) -> Any:
         before()
-        result = step(*args, **options)
-        after()
-        return result
+        try:
+            return step(*args, **options)
+        finally:  # an error of the server is a reply, too: an older one knows no CLIENT SETINFO
+            after()
 
     return noted
 
@@ -290,6 +310,15 @@ def connection_of(pool: Any) -> Any:
 
 class ClosingPool(redis.ConnectionPool):
     """Closes each connection after its use, for clients that ask a question now and then, and that nobody closes."""
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        _connecting.hear()  # this sentinel's time begins
+        return super().get_connection(*args, **options)
+
+    def make_connection(self) -> Any:
+        made = super().make_connection()
+        vars(made).update(_noted_steps(made, _connecting.hear))
+        return made
 
     def release(self, connection: Any) -> None:
         connection.disconnect()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
 
 from django_rlock._core.clock import monotonic
 from django_rlock._core.errors import FILE_ADVICE, clearer, is_down, is_final, meaning_of, unreadable_in
@@ -445,7 +446,7 @@ class RetryingTopology(Topology):
                     raise unavailable(call.name, failure, call.noun) from failure
                 # Even an error reply may belong to another command; only a second one, on a new connection, counts.
                 refused = True
-            elif retries >= _RETRIES_AT_ONCE or isinstance(failure, RedisTimeoutError):
+            elif retries >= _RETRIES_AT_ONCE or isinstance(failure, RedisTimeoutError | MasterNotFoundError):
                 pauses += 1
                 down_since = (down_since or call.sent_at) if is_down(failure) else None
                 end = give_up_at if down_since is None else min(give_up_at, down_since + self._refused_wait_time)

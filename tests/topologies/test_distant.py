@@ -88,14 +88,16 @@ class Delay:
 
 @pytest.fixture
 def distant(started, use) -> Iterator[Callable[[str, float], Delay]]:
-    """Makes a topology the default alias, with a number of seconds for each round trip."""
+    """Makes a topology the default alias, with a number of seconds for each round trip to its server or sentinel."""
     with ExitStack() as stack:
 
         def reach(name: str, round_trip: float) -> Delay:
             chosen = started(name)
-            port = port_of(chosen.servers[0])
+            port = port_of(chosen.sentinel or chosen.servers[0])
             delay = stack.enter_context(Delay(port, round_trip / 2).running())
-            use(replace(chosen, location=chosen.location.replace(str(port), str(delay.port))))
+            behind = {"SENTINELS": [("127.0.0.1", delay.port)]} if chosen.sentinel else {}
+            location = chosen.location.replace(str(port), str(delay.port))
+            use(replace(chosen, location=location, options=chosen.options | behind))
             return delay
 
         yield reach
@@ -106,7 +108,7 @@ def limit_replies(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         monkeypatch.setattr(module, "REPLY_GRACE", seconds)
 
 
-@pytest.mark.parametrize("name", ["tls", *long("single", "acl")])
+@pytest.mark.parametrize("name", ["tls", "sentinel-tls", *long("single", "acl", "sentinel")])
 @pytest.mark.parametrize("round_trip", [0.3, *long(0.05, 0.15, 0.2, 0.4)])
 async def test_the_first_call_without_a_wait_succeeds(binding, distant, name, round_trip):
     delay = distant(name, round_trip)

@@ -1,7 +1,9 @@
 """A primary that dies, or is demoted, in the middle of holding, waiting and giving back."""
 
 import re
+import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -115,6 +117,28 @@ async def test_sentinel_that_is_down_holds_nobody_up(binding, started, use):
     began = time.monotonic()
     async with binding.inside(RLock("stock:42")):
         assert time.monotonic() - began < PATIENCE
+
+
+async def test_sentinels_that_are_silent_take_no_time_from_the_others(binding, started, use):
+    """Each of them is waited for half a second: together longer than a call without a wait waits for a reply."""
+    topology = started("sentinel")
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname() for _ in range(3)]
+        use(replace(topology, options={**topology.options, "SENTINELS": [*silent, *topology.options["SENTINELS"]]}))
+        assert await binding.acquire(RLock("stock:42"), wait_time=0)
+        await binding.release(RLock("stock:42"))
+
+
+async def test_sentinels_that_are_all_silent_are_asked_once_without_a_wait(binding, started, use):
+    topology = started("sentinel")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        use(replace(topology, options={**topology.options, "SENTINELS": [silent.getsockname()]}))
+        with pytest.raises(LockUnavailableError, match="No sentinel names the primary"):
+            await binding.acquire(RLock("stock:42"), wait_time=0)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 @pytest.mark.parametrize("login", ["", ":hidden@"])
