@@ -24,10 +24,9 @@ from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync
-from django.db import connections
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
-from django_rlock._core.foreign import local, locals_of, running_loop
+from django_rlock._core.foreign import databases_of_thread, local, locals_of, running_loop
 from django_rlock._core.process import MadeOnce, loaded, note_restored, on_fork, on_restore
 from django_rlock._core.threads import Alive, WeakTable, stack_at
 
@@ -294,28 +293,12 @@ BRIDGE: Any = SyncToAsync.threadlocal
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-class _Databases(threading.local):
-    """The running thread's connections to databases, by alias: to look them up at Django takes microseconds."""
-
-    @MadeOnce
-    def opened(self) -> dict[str, Any]:
-        return {connection.alias: connection for connection in connections.all(initialized_only=True)}
-
-
-_databases = _Databases()
-
-
-def note_database(connection: Any, **_: Any) -> None:
-    """A receiver of Django's ``connection_created``."""
-    _databases.opened[connection.alias] = connection
-
-
 def in_transaction() -> bool:
     """Whether the running thread may be inside a transaction, perhaps only that of a test case."""
-    for connection in tuple(_databases.opened.values()):  # noqa: SIM110 - a generator would take longer
-        if connection.in_atomic_block:
+    for connection in tuple(databases_of_thread().values()):
+        if getattr(connection, "in_atomic_block", False):  # not those of an event loop, which are behind one value
             return True
-    return False
+    return running_loop() is not None  # as a notebook's is, with DJANGO_ALLOW_ASYNC_UNSAFE
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Unpack, overload
 
-from django.db.backends.signals import connection_created
-
-from django_rlock._transport.identity import Use, note_database
+from django_rlock._transport.identity import Use
 from django_rlock._transport.worker import CleanUps, IdleConnections, add_jobs
 from django_rlock.locks.base import BaseLock
 from django_rlock.locks.fair import FairLock
@@ -215,6 +213,5 @@ def named_lock(*names: str, using: str, **options: Any) -> BaseLock:
 
 add_jobs(Renewals, ForcedReleaseWatcher, CleanUps, IdleConnections, Heartbeats)
 watch_forced_releases()
-connection_created.connect(note_database)
 WAITS.hurry = heartbeat_soon
 Use.is_idle = lambda: not HOLDS.table and not WAITS

@@ -29,7 +29,7 @@ from django.contrib.auth.middleware import AuthenticationMiddleware
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.sessions.backends.cache import SessionStore
 from django.core.cache.backends.redis import RedisCache
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory, TestCase
 from django.utils.functional import SimpleLazyObject, empty
@@ -347,6 +347,17 @@ def test_is_thread_sensitive() -> None:
 
 
 # --- Django and what builds on it -------------------------------------------------------------------------------------
+
+
+def test_databases_of_thread() -> None:
+    alias = "test_databases_of_thread"
+    connection: Any = object()
+    connections[alias] = connection
+    try:
+        assert foreign.databases_of_thread()[alias] is connection
+    finally:
+        del connections[alias]
+    assert alias not in foreign.databases_of_thread()
 
 
 def test_left_out() -> None:

@@ -1,5 +1,6 @@
 """Locks and transactions without the decorator: ``atomic()``, ``until_commit``, and a warning for what has neither."""
 
+import asyncio
 import contextlib
 import inspect
 import re
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections, transaction
 from django.test import TestCase
 
 from django_rlock import FairLock, LockLostError, LockUnavailableError, ReadWriteLock, rlock
@@ -455,23 +456,67 @@ def test_a_block_that_was_long_outside_of_transactions_warns_yet(caplog: pytest.
     assert len(caplog.records) == 1
 
 
-def test_a_release_warns_in_each_thread_with_a_connection(caplog: pytest.LogCaptureFixture) -> None:
-    def connect_first() -> None:
-        with transaction.atomic(), rlock("stock:7"):
-            pass
-        connection.close()
+def connect_first() -> None:
+    with transaction.atomic(), rlock("stock:7"):
+        pass
 
-    def lock_first() -> None:
+
+def lock_first() -> None:
+    with rlock("stock:7"):
+        pass
+    with transaction.atomic(), rlock("stock:7"):
+        pass
+
+
+def lock_in_a_loop_first() -> None:
+    """Django keeps connections of their own for loops, here a notebook's."""
+
+    async def hold() -> None:
+        assert not connections.all(initialized_only=True)
         with rlock("stock:7"):
             pass
+
+    connection.ensure_connection()
+    asyncio.run(hold())
+    with transaction.atomic(), rlock("stock:7"):
+        pass
+
+
+def be_in_a_loop() -> None:
+    async def hold() -> None:
         with transaction.atomic(), rlock("stock:7"):
             pass
         connection.close()
 
-    for run in connect_first, lock_first:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(run).result(PATIENCE)
-    assert len(caplog.records) == 2
+    asyncio.run(hold())
+
+
+def have_another_thread_connect() -> None:
+    """As the thread of a live server may do, which shares the tests' connections."""
+    with rlock("stock:7"):
+        pass
+    shared = connections[DEFAULT_DB_ALIAS]
+    shared.inc_thread_sharing()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(shared.ensure_connection).result(PATIENCE)
+    with transaction.atomic(), rlock("stock:7"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use", [connect_first, lock_first, lock_in_a_loop_first, be_in_a_loop, have_another_thread_connect]
+)
+def test_a_release_warns_in_each_thread_with_a_connection(
+    use: Callable[[], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> None:
+        use()
+        connection.close()
+
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result(PATIENCE)
+    assert len(caplog.records) == 1
 
 
 def test_no_warning_where_none_is_due(caplog: pytest.LogCaptureFixture) -> None:
