@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import threading
 import warnings
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -19,7 +18,8 @@ from django_rlock import FencedLock, MultiLock, RLock
 from django_rlock._transport.async_pool import _loops
 from django_rlock._transport.listener import Listener, TaskWaiter, ThreadWaiter
 from django_rlock.locks.holds import HOLDS
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.beside import in_another_thread
+from tests.eventually import eventually
 
 KEY = "rlock:stock:42"
 
@@ -229,7 +229,4 @@ def test_abandoned_wait_that_is_collected_at_the_listener_does_not_block_it(serv
     del loop
     listener.channels = CollectsNow(listener.channels)
     following = ThreadWaiter(listener, "channel", "next")
-    joining = threading.Thread(target=listener._join, args=(following,), daemon=True)
-    joining.start()
-    joining.join(UNTIL_SERVED)
-    assert not joining.is_alive()
+    in_another_thread(listener._join, following)

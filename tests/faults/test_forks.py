@@ -14,7 +14,7 @@ from django_rlock._transport.registry import _listeners
 from django_rlock._transport.worker import worker, workers
 from django_rlock.locks.holds import HOLDS, WAITS
 from tests.beside import beside, visit
-from tests.eventually import PATIENCE, UNTIL_SERVED, eventually, in_threads
+from tests.eventually import PATIENCE, eventually, in_threads
 from tests.forking import fork, in_child
 from tests.processes import ROOT, ClientProcess
 
@@ -112,12 +112,7 @@ def test_fork_while_another_thread_acquires(kind, redis_client):
 
     def work(number: int) -> None:
         while not stop.is_set():
-            with kind(f"other:{number % 2}"):
-                pass
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
+            visit(kind(f"other:{number % 2}"))
 
     def child() -> None:
         for _ in range(3):
@@ -125,15 +120,13 @@ def test_fork_while_another_thread_acquires(kind, redis_client):
                 pass
         assert not kind("taken").acquire(wait_time=0.02)
 
-    try:
-        redis_client.hset("rlock:taken", "another", 1)
-        for _ in range(8):
-            in_child(child)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(UNTIL_SERVED)
-    assert not any(thread.is_alive() for thread in threads)
+    redis_client.hset("rlock:taken", "another", 1)
+    with beside(work, 0), beside(work, 1), beside(work, 2):
+        try:
+            for _ in range(8):
+                in_child(child)
+        finally:
+            stop.set()
 
 
 def test_owner_names_of_forked_children_differ(server):

@@ -14,6 +14,7 @@ from django_rlock._transport import calls, listener, subscriber
 from django_rlock._transport.connection import Connection, ConnectionSlot
 from django_rlock._transport.servers import server
 from tests.background import forget_clean_up
+from tests.beside import beside
 from tests.eventually import PATIENCE
 from tests.proxy import Proxy
 
@@ -36,11 +37,9 @@ def closing(settings) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as accepting:
         url = f"redis://127.0.0.1:{accepting.getsockname()[1]}/0"
         settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": url}}
-        serving = threading.Thread(target=serve)
-        serving.start()
-        yield
-        accepting.shutdown(socket.SHUT_RDWR)
-        serving.join(PATIENCE)
+        with beside(serve):
+            yield
+            accepting.shutdown(socket.SHUT_RDWR)
     forget_clean_up()
 
 

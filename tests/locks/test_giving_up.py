@@ -8,7 +8,8 @@ from django_rlock import FairLock, LockTimeoutError
 from django_rlock._core.clock import monotonic
 from django_rlock.locks import acquire
 from django_rlock.locks.holds import INSPECTOR
-from tests.eventually import UNTIL_SERVED
+from tests.beside import beside
+from tests.eventually import UNTIL_SERVED, eventually
 
 CALLERS = 30
 
@@ -72,10 +73,7 @@ async def test_a_holder_is_not_looked_up_when_the_time_for_that_is_over(binding,
 
 def test_a_caller_does_not_wait_for_the_look_up_of_another_one_forever(lookups):
     lookup = acquire.HolderLookup(FairLock("stock:42"), [])
-    first = threading.Thread(target=lookup.result, args=[monotonic() + UNTIL_SERVED])
-    first.start()
-    while not lookups[0]:
-        threading.Event().wait(0.001)
-    assert lookup.result(monotonic() + 0.01) is None
-    lookups[1].set()
-    first.join()
+    with beside(lookup.result, monotonic() + UNTIL_SERVED):
+        eventually(lambda: lookups[0])
+        assert lookup.result(monotonic() + 0.01) is None
+        lookups[1].set()

@@ -8,6 +8,7 @@ import pytest
 from django_rlock import LimitedLock, LockTimeoutError, ReadWriteLock, distributed_lock, rlock
 from django_rlock._monitoring import reporter
 from django_rlock.locks.holds import HOLDS
+from tests.beside import beside
 from tests.bindings import elsewhere, visit, waiting
 from tests.eventually import UNTIL_SERVED, eventually
 
@@ -107,16 +108,12 @@ def test_function_that_three_may_run_at_once():
         inside.release()
         assert enough.wait(UNTIL_SERVED)
 
-    workers = [threading.Thread(target=work) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for _ in workers:
-        assert inside.acquire(timeout=UNTIL_SERVED)
-    with pytest.raises(LockTimeoutError):
-        work()
-    enough.set()
-    for worker in workers:
-        worker.join(UNTIL_SERVED)
+    with beside(work), beside(work), beside(work):
+        for _ in range(3):
+            assert inside.acquire(timeout=UNTIL_SERVED)
+        with pytest.raises(LockTimeoutError):
+            work()
+        enough.set()
     eventually(lambda: not rlock("printers").locked())
     work()
 

@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from django_rlock.locks.kinds import forced_channel
 from django_rlock.locks.records import Hold
 from django_rlock.locks.transactions import ensure_owned
 from tests.background import look_at, nudge, settle, until_heard
+from tests.beside import beside
 from tests.bindings import elsewhere
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE, eventually, in_threads
@@ -138,10 +138,8 @@ async def test_a_holder_is_told_who_freed_its_lock_and_why(binding, listening, l
     await binding.acquire(lock)
     until_heard()
     for part in lock.parts:
-        free = partial(force_release, part.name, reason="stuck", by="alice")
-        operator = threading.Thread(target=free)
-        operator.start()
-        await binding.until(lambda: not operator.is_alive())  # noqa: B023
+        with beside(force_release, part.name, reason="stuck", by="alice") as freed:
+            await binding.until(freed.done)
     await binding.until(lambda: len(losses) == len(lock.parts))
     with pytest.raises(LockLostError, match="alice freed it by force: stuck"):
         await binding.release(lock)

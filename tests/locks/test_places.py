@@ -1,7 +1,6 @@
 """Aliases with the same server, database and prefix share their locks, in this process, too."""
 
 import random
-import threading
 from functools import partial
 
 import pytest
@@ -12,6 +11,7 @@ from django_rlock._transport.identity import Owner
 from django_rlock.locks.holds import HOLDS, Holds
 from django_rlock.locks.places import PLACES, first_alias
 from django_rlock.locks.records import Hold, Work, context, key_of, spot_of
+from tests.beside import held_beside
 from tests.bindings import elsewhere
 
 
@@ -137,22 +137,10 @@ async def test_other_databases_and_prefixes_are_other_locks(binding, aliases, ki
 
 
 async def test_both_sides_of_a_lock_are_found_by_its_name(binding, aliases):
-    gate, held = threading.Event(), threading.Barrier(4)
-
-    def read() -> None:
-        with ReadLock("stock:1", using="long"):
-            held.wait()
-            gate.wait()
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for each in readers:
-        each.start()
-    held.wait()
-    assert len(HOLDS.held_against(WriteLock("stock:1"))) == 3
-    assert HOLDS.held_against(ReadLock("stock:1")) == HOLDS.held_against(WriteLock("stock:2")) == []
-    gate.set()
-    for each in readers:
-        each.join()
+    reader = ReadLock("stock:1", using="long")
+    with held_beside(reader), held_beside(reader), held_beside(reader):
+        assert len(HOLDS.held_against(WriteLock("stock:1"))) == 3
+        assert HOLDS.held_against(ReadLock("stock:1")) == HOLDS.held_against(WriteLock("stock:2")) == []
     assert not any(HOLDS._near)
 
 

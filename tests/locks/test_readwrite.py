@@ -1,6 +1,7 @@
 """Read-write locks: who may be in with whom, who is woken by whom, and whose lease ends what."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -24,8 +25,10 @@ from django_rlock.inspection import lock_info
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.background import until_renewed
+from tests.beside import beside
+from tests.beside import visit as enter_and_leave
 from tests.bindings import waiting, waits
-from tests.eventually import UNTIL_SERVED, eventually
+from tests.eventually import eventually
 from tests.processes import ClientProcess
 
 pytestmark = pytest.mark.lengthy
@@ -260,19 +263,12 @@ def test_many_waiting_writers_cost_little(redis_client):
     """A release wakes one of them, though the message is Redisson's for all."""
     lock, waiters = write_lock(), 50
     lock.acquire()
-
-    def work() -> None:
-        with write_lock():
-            pass
-
-    threads = [threading.Thread(target=work) for _ in range(waiters)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: waits() == waiters)
-    redis_client.config_resetstat()
-    lock.release()
-    for thread in threads:
-        thread.join(UNTIL_SERVED)
+    with ExitStack() as waiting_writers:
+        for _ in range(waiters):
+            waiting_writers.enter_context(beside(enter_and_leave, write_lock()))
+        eventually(lambda: waits() == waiters)
+        redis_client.config_resetstat()
+        lock.release()
     assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] < waiters * 6
     assert left(redis_client) == []
 

@@ -13,6 +13,7 @@ import pytest
 from django_rlock import FairLock, RLock
 from django_rlock._tasks.holders import has_ended
 from tests import namespaces
+from tests.beside import beside
 from tests.celery_app import BLIND, app, records, tasks
 from tests.celery_app.records import starts, until
 from tests.celery_app.workers import TEMPORARY
@@ -164,10 +165,8 @@ def test_a_process_that_is_being_reaped_has_ended():
             while not reaped.is_set():
                 seen.append(has_ended(pid))
 
-        looking = threading.Thread(target=look)
-        looking.start()
-        until(lambda seen=seen: seen)
-        ended.wait()
-        reaped.set()
-        looking.join()
+        with beside(look):
+            until(lambda seen=seen: seen)
+            ended.wait()
+            reaped.set()
         assert all(seen)

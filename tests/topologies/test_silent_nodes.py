@@ -2,9 +2,8 @@
 
 import itertools
 import math
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -21,6 +20,7 @@ from django_rlock.locks import forced
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.kinds import RENEW
 from tests.background import renew_now, until_renewed
+from tests.beside import beside
 from tests.eventually import eventually
 from tests.topologies.servers import command, is_ready
 
@@ -80,12 +80,10 @@ def test_a_round_asks_all_nodes_at_once(topology):
     driver = background_driver("default")
     with silent, other:
         calls = [lock._kind.lease(lock, current_owner().owner_id, 1000, RENEW) for lock in (silent, other)]
-        with paused(topology.servers[0]):
-            asking = threading.Thread(target=lambda: run_sync(driver.run_all(calls)))
-            asking.start()
+        with ExitStack() as asking, paused(topology.servers[0]):
+            asked = asking.enter_context(beside(run_sync, driver.run_all(calls)))
             eventually(lambda: (other.remaining_lease() or 0) > 900)
-            assert asking.is_alive()
-        asking.join()
+            assert not asked.done()
 
 
 def test_a_silent_node_is_waited_for_once(topology, monkeypatch):

@@ -4,8 +4,8 @@ import asyncio
 import copy
 import logging
 import pickle
-import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from rest_framework.views import APIView
 from django_rlock import distributed_lock, rlock
 from django_rlock._web import reads
 from django_rlock.locks.holds import WAITS
+from tests.beside import beside
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.web.conftest import Holder
 
@@ -130,23 +131,20 @@ def answer_of(client: Any, async_client: Any, view: Any) -> bytes:
 def test_a_view_that_waited_reads_the_user_again(
     client: Any, async_client: Any, user: User, taken: Holder, view: Any, warnings: Callable[[], list[str]]
 ) -> None:
-    responses: list[bytes] = []
-
-    def request() -> None:
+    def request() -> bytes:
         try:
-            responses.append(answer_of(client, async_client, view))
+            return answer_of(client, async_client, view)
         finally:
             connections.close_all()
 
     for each in client, async_client:
         each.force_login(user)
-    thread = threading.Thread(target=request)
-    with taken(f"points:{user.pk}"):
-        thread.start()
-        eventually(WAITS.snapshot)
-        User.objects.update(last_name="5")
-    thread.join(UNTIL_SERVED)
-    assert responses == [b"6"]
+    with ExitStack() as waiting:
+        with taken(f"points:{user.pk}"):
+            response = waiting.enter_context(beside(request))
+            eventually(WAITS.snapshot)
+            User.objects.update(last_name="5")
+        assert response.result(UNTIL_SERVED) == b"6"
     assert User.objects.get().last_name == "6"
     assert not warnings()
 

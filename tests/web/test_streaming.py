@@ -24,7 +24,8 @@ from django_rlock import distributed_lock, rlock
 from django_rlock.locks.holds import HOLDS
 from django_rlock.signals import lock_released
 from tests.background import until_clean
-from tests.eventually import PATIENCE, UNTIL_SERVED
+from tests.beside import beside
+from tests.eventually import PATIENCE
 from tests.operators import free_by_force
 
 CHUNK = b"x" * 1000
@@ -184,22 +185,18 @@ class QuietHandler(WSGIRequestHandler):
 def wsgi_server() -> Iterator[int]:
     with ThreadedServer(("127.0.0.1", 0), QuietHandler) as server:
         server.set_app(WSGIHandler())
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join(UNTIL_SERVED)
+        with beside(server.serve_forever, 0.05):
+            yield server.server_port
+            server.shutdown()
 
 
 @contextmanager
 def asgi_server() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(ASGIHandler(), lifespan="off", log_level="critical"))
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        thread.join(UNTIL_SERVED)
+        with beside(server.run, [listener]):
+            yield listener.getsockname()[1]
+            server.should_exit = True
 
 
 SERVERS = [
