@@ -21,8 +21,8 @@ def all_ended(*results: str) -> Callable[[World], None]:
     """A check that all have ended, each with one of these results, and that nothing is left."""
 
     def check(world: World) -> None:
-        assert {actor.result for actor in world.actors} <= {*results}
-        assert [actor.at for actor in world.actors] == ["done"] * len(world.actors)
+        ends = [(actor.result, actor.at) for actor in world.actors]
+        assert all(result in results and at == "done" for result, at in ends), ends
         nothing_left(world)
 
     return check
