@@ -1,11 +1,12 @@
-"""Every order of two and three clients' steps: never two holders, and no live client waits for ever."""
+"""Every order of two and three clients' steps: no holder beside another or a writer, no live client waits for ever."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
 
-from django_rlock import FairLock, FencedLock, RLock
+from django_rlock import FairLock, FencedLock, ReadLock, RLock, WriteLock
 from django_rlock._transport.identity import Owner
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks import BaseLock
@@ -16,18 +17,40 @@ from tests.flows.exploring import LONG, explore
 from tests.flows.stepping import KEY, LEASE, NAME, Action, Actor, Beater, Returner, Visitor, suspend
 from tests.flows.worlds import World, meeting
 
+FAIR, PLAIN, FENCED = FairLock(NAME), RLock(NAME), FencedLock(NAME)
+R, W = ReadLock(NAME), WriteLock(NAME)
+YIELDING, FIRST = ReadLock(NAME, prefer="writer"), WriteLock(NAME, prefer="writer")
+PAIRS = {"fair": (FAIR, FAIR), "rlock": (PLAIN, PLAIN), "read": (R, W), "write": (W, W), "first": (YIELDING, FIRST)}
+TRIOS = {
+    "fair": (FAIR, FAIR, FAIR),
+    "rlock": (PLAIN, PLAIN, PLAIN),
+    "two writers": (W, W, R),
+    "two readers": (R, R, W),
+    "two readers, a writer who goes first": (YIELDING, YIELDING, FIRST),
+    "two writers who go first": (FIRST, FIRST, YIELDING),
+}
+each_pair = pytest.mark.parametrize("crowd", PAIRS.values(), ids=PAIRS)
+each_trio = pytest.mark.parametrize("crowd", TRIOS.values(), ids=TRIOS)
+
+
+def check_of(crowd: Sequence[BaseLock], *results: str) -> Callable[[World], None]:
+    """A check after a fault. No heartbeat has to repair anything for readers and writers, who have no queue."""
+    return all_ended("served", *results) if crowd[0].kind in {"read", "write"} else finish
+
 
 @pytest.mark.lengthy
+@each_pair
 @pytest.mark.parametrize("listening", [False, True], ids=["first wait", "later waits"])
-def test_two_processes(kind, make_world, listening):
+def test_calls_and_replies(make_world, crowd, listening):
     """Each call in two steps: the server executes it, the reply arrives."""
-    assert explore(meeting(make_world, *[kind(NAME)] * 2, listening=listening, split=True), all_served) > 50
+    assert explore(meeting(make_world, *crowd, listening=listening, split=True), all_served) > 50
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("homes", [(1, 2, 3), (1, 1, 2)], ids=["three processes", "two threads of one, and another"])
-def test_three(kind, make_world, homes):
-    assert explore(meeting(make_world, *[kind(NAME)] * 3, homes=homes), all_served) > 100
+@each_trio
+@pytest.mark.parametrize("homes", [(1, 1, 1), (1, 1, 2), (1, 2, 3)], ids=["one process", "two", "three"])
+def test_all_get_in(make_world, crowd, homes):
+    assert explore(meeting(make_world, *crowd, homes=homes), all_served) > 50
 
 
 def test_order_of_service(make_world):
@@ -44,22 +67,32 @@ def test_order_of_service(make_world):
 
 
 @pytest.mark.lengthy
+@each_pair
 @pytest.mark.parametrize("split", [False, True], ids=["calls", "calls and replies"])
-def test_cancelled_anywhere(kind, make_world, split):
+def test_cancelled_anywhere(make_world, crowd, split):
     """One of two is cancelled at any step; what it had sent may arrive at any later time, before the last clean-up."""
-    assert explore(meeting(make_world, *[kind(NAME)] * 2, may={"cancel": 1}, split=split), finish) > 100
+    build = meeting(make_world, *crowd, may={"cancel": 1}, split=split)
+    assert explore(build, check_of(crowd, "cancelled")) > 50
 
 
-def test_cancelled_beside_another_of_its_process(kind, make_world):
+@pytest.mark.parametrize(
+    "crowd",
+    [TRIOS["fair"], TRIOS["rlock"], (W, W, W), (YIELDING, FIRST, FIRST)],
+    ids=["fair", "rlock", "write", "first"],
+)
+def test_cancelled_beside_another_of_its_process(make_world, crowd):
     """A waiter that was woken and is cancelled before it retries passes the wake-up on; no heartbeat has to repair
     that."""
-    build = meeting(make_world, *[kind(NAME)] * 3, homes=(1, 2, 2), may={"cancel": 1})
+    build = meeting(make_world, *crowd, homes=(1, 2, 2), may={"cancel": 1})
     assert explore(build, all_ended("served", "cancelled"), limit=20_000) > 100
 
 
-def test_time_is_up_anywhere(kind, make_world):
-    build = meeting(make_world, *[kind(NAME)] * 3, may={"timeout": 2}, wait=5.0)
-    assert explore(build, all_ended("served", "timeout")) > 100
+@each_trio
+@pytest.mark.parametrize("homes", [(1, 2, 1), (1, 2, 3)], ids=["two processes", "three"])
+def test_time_is_up_anywhere(make_world, crowd, homes):
+    """A client that leaves passes on its wake-up, and lets those in who waited for it."""
+    build = meeting(make_world, *crowd, homes=homes, may={"timeout": 2}, wait=5.0)
+    assert explore(build, all_ended("served", "timeout"), limit=20_000) > 100
 
 
 def test_beats_in_between_do_no_harm(make_world):
@@ -83,21 +116,37 @@ def test_a_beat_repairs(make_world, fault):
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("wait", [None, 5.0], ids=["waits", "gives up"])
-def test_one_command_is_sent_twice(kind, make_world, wait):
+@pytest.mark.parametrize(
+    ("crowd", "wait"),
+    [
+        *(pytest.param(crowd, None, id=f"{name}, waits") for name, crowd in PAIRS.items()),
+        *(pytest.param(PAIRS[name], 5.0, id=f"{name}, gives up") for name in ("fair", "rlock")),
+    ],
+)
+def test_one_command_is_sent_twice(make_world, crowd, wait):
     """Any command of one of two; the first copy is executed, and its reply lost, or it comes at any later time."""
     may = {"copy": 1, "timeout": 0 if wait is None else 1}
-    assert explore(meeting(make_world, *[kind(NAME)] * 2, may=may, wait=wait), finish) > 100
+    assert explore(meeting(make_world, *crowd, may=may, wait=wait), check_of(crowd, "timeout")) > 50
 
 
-@pytest.mark.parametrize("kind", [FairLock, RLock, FencedLock])
-@pytest.mark.parametrize("fault", ["copy", "cancel"])
-def test_it_comes_back_after_one_fault_in_a_long_hold(kind, make_world, fault):
+@pytest.mark.parametrize(
+    ("crowd", "fault"),
+    [
+        *(
+            (crowd, fault)
+            for crowd in (PAIRS["fair"], PAIRS["rlock"], (FENCED, FENCED))
+            for fault in ("copy", "cancel")
+        ),
+        *((crowd, "copy") for crowd in ((R, W), (W, R))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0].kind,
+)
+def test_it_comes_back_after_one_fault_in_a_long_hold(make_world, crowd, fault):
     """It chooses leases, re-enters, ends and starts again, beside another one. What it had sent may arrive at any later
     time, also while it has its next hold.
     """
-    build = meeting(make_world, *[kind(NAME)] * 2, may={fault: 1}, first=Returner)
-    assert explore(build, finish, limit=20_000) > 100
+    build = meeting(make_world, *crowd, may={fault: 1}, first=Returner)
+    assert explore(build, check_of(crowd, "cancelled"), limit=20_000) > 100
 
 
 class Insistent(Visitor):

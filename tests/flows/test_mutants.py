@@ -22,36 +22,36 @@ from tests.flows import (
     test_interleavings,
     test_multi,
     test_names,
-    test_readwrite,
 )
 from tests.flows.stepping import SteppingDriver
 from tests.flows.test_counters import same_ids
+from tests.flows.test_interleavings import PAIRS, TRIOS
 from tests.mutants import Mutate, both, changed, changed_scripts, owner_ids_used_again
 
 __all__ = ["same_ids"]
 
 
-in_a_long_hold = partial(test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold, kind=RLock)
-sent_twice = partial(test_interleavings.test_one_command_is_sent_twice, kind=RLock, wait=None)
+in_a_long_hold = partial(test_interleavings.test_it_comes_back_after_one_fault_in_a_long_hold, crowd=PAIRS["rlock"])
+sent_twice = partial(test_interleavings.test_one_command_is_sent_twice, crowd=PAIRS["rlock"], wait=None)
 sent_twice_in_a_long_hold = partial(in_a_long_hold, fault="copy")
-sent_twice_in_a_long_read = partial(
-    test_readwrite.test_one_command_of_a_long_hold_is_sent_twice, crowd=(test_readwrite.R,)
-)
+sent_twice_in_a_long_read = partial(in_a_long_hold, crowd=(test_interleavings.R,), fault="copy")
 sent_twice_by_a_group = partial(test_multi.test_one_command_is_sent_twice, kinds=test_multi.FAIR, meeting=("ab", "b"))
 sent_twice_for_a_free_lock = partial(test_interleavings.test_a_forced_release_of_a_free_lock_is_sent_twice, kind=RLock)
 sent_twice_by_force = partial(test_interleavings.test_a_forced_release_is_sent_twice, kind=FairLock)
 sent_twice_to_a_semaphore = partial(test_counters.test_one_command_is_sent_twice, kind=Semaphore, before=0, after=b"1")
-sent_twice_to_a_fair_lock = partial(in_a_long_hold, kind=FairLock, fault="copy")
+sent_twice_to_a_fair_lock = partial(in_a_long_hold, crowd=PAIRS["fair"], fault="copy")
 sent_twice_in_a_short_hold = test_interleavings.test_one_command_of_a_short_hold_is_sent_twice
 shared = partial(test_names.test_two_processes_use_the_name, kind=RLock, may={})
 granted_before_a_restart = partial(test_grants.test_faults, may={"restart": 1}, visits=(2, 1))
 paused = partial(test_grants.test_faults, may={"pass": 2}, visits=(2, 1))
 paused_before_a_reply = test_grants.test_paused_before_a_reply
 forgotten = partial(test_interleavings.test_an_inner_release_is_sent_twice_to_a_server_that_forgot, kind=RLock)
-cancelled = partial(test_interleavings.test_cancelled_anywhere, kind=RLock, split=False)
+cancelled = partial(test_interleavings.test_cancelled_anywhere, crowd=PAIRS["rlock"], split=False)
 cancelled_and_back = partial(in_a_long_hold, fault="cancel")
 extended_again = partial(test_interleavings.test_a_hold_is_extended_again_after_a_failure, kind=RLock)
-cancelled_beside_another = partial(test_interleavings.test_cancelled_beside_another_of_its_process, kind=RLock)
+cancelled_beside_another = partial(
+    test_interleavings.test_cancelled_beside_another_of_its_process, crowd=TRIOS["rlock"]
+)
 
 LOST, LEFT, SHORTENED = "LockLostError", "rlock:stock:42", "a late copy shortened the lease"
 TOUCHED = "LockLostError|a late copy"

@@ -1,9 +1,7 @@
-"""Every order of readers' and writers' steps: no one holds the lock beside a writer, and no wake-up is lost, without
-any heartbeat."""
+"""Every order of steps beside writers that read on or give up; ``test_interleavings`` has readers and writers, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +10,10 @@ from django_rlock import ReadLock, WriteLock
 from django_rlock._redis.keys import readwrite_channel
 from django_rlock.locks.acquire import AcquireRequest
 from django_rlock.locks.holds import HOLDS
-from tests.flows.ends import nothing_left
+from tests.flows.ends import all_served
 from tests.flows.exploring import explore
-from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Returner, Visitor, suspend
+from tests.flows.stepping import KEY, LEASE, NAME, Actor, Process, Visitor, suspend
+from tests.flows.test_interleavings import FIRST, YIELDING, R, W
 from tests.flows.worlds import World, meeting
 
 
@@ -52,50 +51,10 @@ class SteppingDown(Visitor):
         return *super().local_state(), held
 
 
-def ended(*results: str, most: int = 9) -> Callable[[World], None]:
-    """A check that all were served, but for as many as ``most`` that ended in another way, and that nothing is left."""
-
-    def check(world: World) -> None:
-        others = [actor.result for actor in world.actors if actor.result != "served"]
-        assert len(others) <= most
-        assert {*others} <= {*results}
-        nothing_left(world)
-
-    return check
-
-
-all_served = ended()
-
-
 def add(world: World, actor: Actor) -> None:
     """As where its process has waited for this lock before."""
     actor.process.channels.add(readwrite_channel(KEY))
     world.actors.append(actor)
-
-
-R, W = ReadLock(NAME), WriteLock(NAME)
-YIELDING, FIRST = ReadLock(NAME, prefer="writer"), WriteLock(NAME, prefer="writer")
-each_crowd = pytest.mark.parametrize(
-    "crowd",
-    [(W, W, R), (R, R, W), (YIELDING, YIELDING, FIRST), (FIRST, FIRST, YIELDING)],
-    ids=["two writers", "two readers", "two readers, a writer who goes first", "two writers who go first"],
-)
-each_pair = pytest.mark.parametrize("crowd", [(R, W), (W, W), (YIELDING, FIRST)], ids=["read", "write", "first"])
-
-
-@pytest.mark.lengthy
-@each_crowd
-@pytest.mark.parametrize("homes", [(1, 1, 1), (1, 2, 3)], ids=["one process", "three"])
-def test_all_get_in(make_world, crowd, homes):
-    assert explore(meeting(make_world, *crowd, homes=homes), all_served) > 100
-
-
-@pytest.mark.lengthy
-@each_pair
-@pytest.mark.parametrize("listening", [False, True], ids=["first wait", "later waits"])
-def test_calls_and_replies(make_world, crowd, listening):
-    """Each call in two steps: the server executes it, the reply arrives."""
-    assert explore(meeting(make_world, *crowd, listening=listening, split=True), all_served) > 50
 
 
 @pytest.mark.parametrize("crowd", [(R,), (W,), (YIELDING, FIRST)], ids=["reader", "writer", "both"])
@@ -130,37 +89,3 @@ def test_readers_get_in_when_the_writer_that_goes_first_gives_up(make_world):
         assert (reader.result == "served") is (writer.result == "timeout"), (writer.at, reader.at)
 
     assert explore(meeting(make_world, FIRST, YIELDING, may={"timeout": 1}, then=then, wait=5.0), check) > 20
-
-
-@each_crowd
-def test_time_is_up_anywhere(make_world, crowd):
-    """A client that leaves passes on its wake-up, and lets those in who waited for it."""
-    build = meeting(make_world, *crowd, homes=(1, 2, 1), may={"timeout": 1}, wait=5.0)
-    assert explore(build, ended("timeout", most=1)) > 100
-
-
-@pytest.mark.lengthy
-@each_pair
-@pytest.mark.parametrize("split", [False, True], ids=["calls", "calls and replies"])
-def test_cancelled_anywhere(make_world, crowd, split):
-    """One of two is cancelled at any step; what it had sent may arrive at any later time, before the last clean-up."""
-    assert explore(meeting(make_world, *crowd, may={"cancel": 1}, split=split), ended("cancelled", most=1)) > 50
-
-
-@pytest.mark.parametrize("crowd", [(W, W, W), (FIRST, YIELDING, FIRST)], ids=["write", "first"])
-def test_cancelled_beside_another_of_its_process(make_world, crowd):
-    """A waiter that was woken and is cancelled before it retries passes the wake-up on."""
-    build = meeting(make_world, *crowd, homes=(1, 2, 1), may={"cancel": 1})
-    assert explore(build, ended("cancelled", most=1), limit=20_000) > 100
-
-
-@each_pair
-def test_one_command_is_sent_twice(make_world, crowd):
-    """Any command of one of two; the first copy is executed, and its reply lost, or it comes at any later time."""
-    assert explore(meeting(make_world, *crowd, may={"copy": 1}), all_served) > 50
-
-
-@pytest.mark.parametrize("crowd", [(R, W), (W, R)], ids=["read", "write"])
-def test_one_command_of_a_long_hold_is_sent_twice(make_world, crowd):
-    """It chooses leases, enters again, ends and starts again, beside another one."""
-    assert explore(meeting(make_world, *crowd, may={"copy": 1}, first=Returner), all_served, limit=20_000) > 100
