@@ -258,12 +258,21 @@ _WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_scrip
 """The form in which Redis 6.2 reports an error inside a script."""
 TLS_STEP = "_wrap_socket_with_ssl"
 """The method of a connection that does the TLS handshake."""
+_MADE_BY = {("ssl", "_create"): "self", ("redis.connection", TLS_STEP): "sslsock"}
+"""The functions that make a socket for TLS, and their variable for it."""
 
 
 def server_error(text: str) -> RedisError:
     """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
     wrapped = _WRAPPED.fullmatch(text)
     return _parse_error(text if wrapped is None else wrapped[1].strip())
+
+
+def abandoned_socket(frame: FrameType) -> Any:
+    """The socket for TLS that a function of ssl or redis-py has made, and not returned because of an error; None for
+    another function, which may keep its sockets."""
+    variable = _MADE_BY.get((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+    return None if variable is None else local(frame, variable)
 
 
 def take_socket(connection: Any) -> socket.socket:

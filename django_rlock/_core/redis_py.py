@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -277,9 +276,8 @@ def _encrypted(step: Callable[[socket.socket], socket.socket], sock: socket.sock
         # The socket that ssl has made took the file from this one, which is all that redis-py closes. ssl before Python
         # 3.13 does not close its own if the server has left before the handshake; nor does redis-py if OCSP fails.
         for frame, _ in walk_tb(error.__traceback__):
-            for value in foreign.locals_of(frame).values():
-                if isinstance(value, ssl.SSLSocket):
-                    value.close()
+            if (made := foreign.abandoned_socket(frame)) is not None:
+                made.close()
         sock.close()
         raise
 

@@ -149,6 +149,27 @@ async def test_one_that_fails_at_a_step(
         await binding.until(lambda: unclosed() == before)
 
 
+async def test_one_that_the_class_of_the_project_keeps(
+    binding: Any, certificates: dict[str, str], point: Callable[..., None]
+) -> None:
+    kept: list[ssl.SSLSocket] = []
+
+    class Keeping(redis.SSLConnection):
+        def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+            if not kept:
+                link = super()._wrap_socket_with_ssl(sock)
+                kept.append(link)
+            raise redis.ConnectionError("The project wants it later.")
+
+    with serving(encrypted(certificates["valid"], is_silent)) as url:
+        point(url, connection_class=Keeping)
+        with pytest.raises(LockUnavailableError):
+            await binding.acquire(RLock("stock:42"), wait_time=0)
+        (link,) = kept
+        assert link.fileno() >= 0
+        link.close()
+
+
 def test_one_whose_task_is_cancelled(certificates: dict[str, str], point: Callable[..., None]) -> None:
     asked, leave = threading.Event(), threading.Event()
 

@@ -7,12 +7,15 @@ import contextlib
 import gc
 import linecache
 import multiprocessing
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -502,6 +505,18 @@ def test_server_error() -> None:
 
 def test_tls_step() -> None:
     assert callable(getattr(redis.SSLConnection, foreign.TLS_STEP))
+
+
+def test_abandoned_socket() -> None:
+    assert "sslsock" in getattr(redis.SSLConnection, foreign.TLS_STEP).__code__.co_varnames
+    own, other = socket.socketpair()
+    other.close()
+    with own, pytest.raises(OSError) as caught:  # noqa: PT011 - it depends on the system
+        ssl.create_default_context().wrap_socket(own, server_hostname="localhost")
+    frames = [frame for frame, _ in walk_tb(caught.value.__traceback__)]
+    (made,) = filter(None, map(foreign.abandoned_socket, frames))
+    assert isinstance(made, ssl.SSLSocket)
+    made.close()
 
 
 def test_take_socket() -> None:
