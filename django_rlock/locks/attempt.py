@@ -25,10 +25,10 @@ LEAST_LEFT = 1.0
 ACCEPTING: Alive[Attempt] = Alive()
 """The attempts that may accept a grant by its message; each until its hold is in the table of holds."""
 DECLINED: deque[str] = deque(maxlen=10_000)
-"""The names in the queue whose grants were declined, because nobody seemed to wait for them. They confirm each grant by
-acquire, so that a late copy of that command does nothing. An owner id of its own does not protect an attempt: while a
-listener moves its waiter to a new channel (``Listener._forget``), the listener of another alias of the server does not
-see the waiter, and declines the grant that the attempt then gets the message of."""
+"""The names in the queue whose grants were declined, because nobody seemed to wait for them. An attempt with such a
+name confirms each grant by acquire, so that a late copy of the decline does nothing. An attempt may have such a name:
+while a listener moves its waiter to a new channel (``Listener._forget``), the listener of another alias of the server
+does not see the waiter, and declines a grant whose message then reaches the attempt."""
 
 _AGAIN_AFTER = 0.05, 1.0
 """The shortest and the longest pause after a grant that came too late, in seconds."""
@@ -276,13 +276,14 @@ async def pause_before_retry(driver: Driver, late: int, until: float) -> None:
 
 
 def lack_of_replicas(error: BaseException) -> UnconfirmedError | None:
-    """That too few replicas confirmed a lock, so that the server undid it; None for any other cause of an error."""
+    """The cause of an error if too few replicas confirmed a lock, which the server then undid; else None."""
     return error.__cause__ if isinstance(error.__cause__, UnconfirmedError) else None
 
 
 async def pause_for_replicas(error: BaseException, driver: Driver, give_up_at: float) -> bool:
-    """If too few replicas have confirmed the lock, pause before a retry under another owner id, as long as they had
-    time for that. Returns False for any other error, and when the time is up: then the caller raises it."""
+    """If too few replicas have confirmed the lock, pause before the retry, for as long as the server has waited for
+    them. The retry uses another owner id. Returns False for any other error, and when the time is up: then the caller
+    raises the error."""
     lack, left = lack_of_replicas(error), give_up_at - driver.now()
     if lack is None or left <= 0:
         return False
