@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from inspect import Parameter, signature
@@ -226,32 +226,44 @@ _WANTS_COMMAND = _command is not None and _command.default is Parameter.empty
 
 
 @contextmanager
-def noting_replies(connection: Any, note: Callable[[], object]) -> Iterator[None]:
-    """Call ``note`` whenever the server or a sentinel has replied while ``connection.connect()`` connects and logs in.
+def noting_replies(note: Callable[[], object]) -> Iterator[None]:
+    """Call ``note`` whenever the server or a sentinel has replied to the running thread, which connects and logs in.
 
     A sentinel that is silent has its own time limit, whose end counts as a reply, too.
     """
-    own, steps = vars(connection), _noted_steps(connection, note)
+    _connecting.note = note
     try:
-        own.update(steps)
-        _connecting.note = note
         yield
     finally:
         _connecting.note = _ignore
-        _remove(own, steps)  # they refer to the connection
 
 
 class _Connecting(threading.local):
-    """The thread that connects: redis-py keeps the connections to sentinels apart from those of its callers."""
+    """The thread that connects. Pools of redis-py and of projects choose by themselves which connections it opens."""
 
     note: Callable[[], object] = staticmethod(lambda: None)
 
     def hear(self) -> None:
-        """Note a reply over a connection that all threads share."""
+        """Note a reply."""
         self.note()
 
 
 _connecting = _Connecting()
+
+
+def noted(connection: Any) -> Any:
+    """The connection, which from now on tells ``noting_replies`` of replies."""
+    vars(connection).update(_noted_steps(connection, _connecting.hear))
+    return connection
+
+
+def unnoted(connection: Any) -> None:
+    """Undo that: what is noted refers to the connection."""
+    for name in _NOTED:
+        vars(connection).pop(name, None)
+
+
+_NOTED = "connect_to", foreign.TLS_STEP, "read_response"
 
 
 def _noted_steps(connection: Any, note: Callable[[], object]) -> dict[str, Callable[..., Any]]:
@@ -262,7 +274,7 @@ def _noted_steps(connection: Any, note: Callable[[], object]) -> dict[str, Calla
         foreign.TLS_STEP: (note, note),
         "read_response": (_ignore, note),
     }
-    steps = {name: getattr(connection, name) for name in calls if hasattr(connection, name)}
+    steps = {name: getattr(connection, name) for name in _NOTED if hasattr(connection, name)}
     if foreign.TLS_STEP in steps:
         steps[foreign.TLS_STEP] = partial(_encrypted, steps[foreign.TLS_STEP])
     return {name: _noted(step, *calls[name]) for name, step in steps.items()}
@@ -280,11 +292,6 @@ def _encrypted(step: Callable[[socket.socket], socket.socket], sock: socket.sock
                 made.close()
         sock.close()
         raise
-
-
-def _remove(table: dict[str, Any], names: Iterable[str]) -> None:
-    for name in names:
-        table.pop(name, None)
 
 
 def _noted(step: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]) -> Callable[..., Any]:
@@ -314,9 +321,7 @@ class ClosingPool(redis.ConnectionPool):
         return super().get_connection(*args, **options)
 
     def make_connection(self) -> Any:
-        made = super().make_connection()
-        vars(made).update(_noted_steps(made, _connecting.hear))
-        return made
+        return noted(super().make_connection())
 
     def release(self, connection: Any) -> None:
         connection.disconnect()
@@ -324,11 +329,12 @@ class ClosingPool(redis.ConnectionPool):
 
 
 def prepared(base: type[Any], prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> type[Any]:
-    """The same class of connections, whose options ``prepare`` changes."""
+    """The same class of connections, whose options ``prepare`` changes, and whose replies are noted."""
 
     class Prepared(base):  # type: ignore[misc]
         def __init__(self, **options: Any) -> None:
             super().__init__(**prepare(options))
+            noted(self)
 
     return Prepared
 

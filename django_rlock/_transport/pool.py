@@ -29,8 +29,10 @@ from django_rlock._core.redis_py import (
     limits,
     makes_its_own,
     naming_files,
+    noted,
     noting_replies,
     prepared,
+    unnoted,
     without,
 )
 from django_rlock._core.text import hide_secrets, shown
@@ -346,8 +348,8 @@ class Source:
     def _open(self, slot: ConnectionSlot | None, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Connection:
         opened = None
         try:
-            opened = self._make(prepare)
-            with naming_files(self.pool.connection_kwargs), noting_replies(opened, partial(_note_reply, slot)):
+            with naming_files(self.pool.connection_kwargs), noting_replies(partial(_note_reply, slot)):
+                opened = self._make(prepare)
                 opened.connect()
             return self._connection(take_socket(opened), slot)
         except MasterNotFoundError:  # whose text lists the objects of redis-py
@@ -359,6 +361,7 @@ class Source:
         finally:
             if opened is not None:
                 opened.disconnect()
+                unnoted(opened)
 
     def _connection(self, sock: socket.socket, slot: ConnectionSlot | None) -> Connection:
         try:
@@ -376,7 +379,7 @@ class Source:
 
     def _make(self, prepare: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
         if not makes_its_own(self.pool):
-            return self.pool.connection_class(**prepare(self.pool.connection_kwargs))
+            return noted(self.pool.connection_class(**prepare(self.pool.connection_kwargs)))
         # The project's class decides how to connect, as it does for the cache. The copy shares its options, but keeps
         # its own books, since a connection never returns to a pool.
         pool = copy(self.pool)

@@ -18,8 +18,9 @@ from django_rlock._transport.servers import server
 from tests.bindings import visit
 from tests.eventually import PATIENCE
 from tests.forms import long
+from tests.topologies.pools import TOKEN, AsItBlocks, AsItGives, AsItMakes
 from tests.topologies.servers import command
-from tests.topologies.ways import port_of
+from tests.topologies.ways import PASSWORD, port_of
 
 
 class Delay:
@@ -87,17 +88,17 @@ class Delay:
 
 
 @pytest.fixture
-def distant(started, use) -> Iterator[Callable[[str, float], Delay]]:
+def distant(started, use) -> Iterator[Callable[..., Delay]]:
     """Makes a topology the default alias, with a number of seconds for each round trip to its server or sentinel."""
     with ExitStack() as stack:
 
-        def reach(name: str, round_trip: float) -> Delay:
+        def reach(name: str, round_trip: float, **options: object) -> Delay:
             chosen = started(name)
             port = port_of(chosen.sentinel or chosen.servers[0])
             delay = stack.enter_context(Delay(port, round_trip / 2).running())
             behind = {"SENTINELS": [("127.0.0.1", delay.port)]} if chosen.sentinel else {}
             location = chosen.location.replace(str(port), str(delay.port))
-            use(replace(chosen, location=location, options=chosen.options | behind))
+            use(replace(chosen, location=location, options=chosen.options | behind | options))
             return delay
 
         yield reach
@@ -116,6 +117,15 @@ async def test_the_first_call_without_a_wait_succeeds(binding, distant, name, ro
     assert await binding.acquire(lock, wait_time=0)
     await binding.release(lock)
     assert delay.accepted == server("default").size == 1
+
+
+@pytest.mark.parametrize("pool_class", [AsItMakes, AsItGives, *long(AsItBlocks)])
+async def test_also_over_a_pool_of_the_project(binding, distant, pool_class, monkeypatch):
+    """It connects before it gives the connection to this package."""
+    monkeypatch.setitem(TOKEN, "now", PASSWORD)
+    distant("tls", 0.3, CONNECTION_POOL_CLASS=f"{pool_class.__module__}.{pool_class.__name__}")
+    assert await binding.acquire(RLock("stock:42"), wait_time=0)
+    await binding.release(RLock("stock:42"))
 
 
 async def test_a_call_that_has_to_bring_its_script_is_given_time_for_both_replies(binding, distant, started):
