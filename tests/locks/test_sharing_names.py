@@ -136,7 +136,12 @@ async def test_waiters_of_each_kind_are_beaten_for(binding, settings, redis_clie
     for number, lock in enumerate([rlock(NAME, kind="write"), rlock(NAME, kind="fair")]):
         waiters.append(binding.start(visit, binding, lock))
         await binding.until(lambda number=number: len(WAITS.snapshot()) == number + 1)
-    alive_until = redis_client.zscore(fair_keys(KEY)[2], client_id())
-    await binding.until(lambda: redis_client.zscore(fair_keys(KEY)[2], client_id()) > alive_until + 900)
+
+    def alive_until():
+        return redis_client.zscore(fair_keys(KEY)[2], client_id()) or 0
+
+    await binding.until(alive_until)
+    before = alive_until()
+    await binding.until(lambda: alive_until() > before + 900)
     redis_client.delete(KEY)
     await binding.results(waiters)
