@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kombu import Connection
 
+from benchmarks.programs import Program, ProgramUnavailableError
 from example_project.embedded import free_port
-from tests.programs import Program, ProgramUnavailableError
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """The server itself: what is on the PATH would run it as the machine's service."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.postgres import PostgresServer
+from benchmarks.programs import Program, ProgramUnavailableError
 from example_project.embedded import EmbeddedServer, free_port
-from tests.postgres import PostgresServer
-from tests.programs import Program, ProgramUnavailableError
 
 
 class Server(Protocol):

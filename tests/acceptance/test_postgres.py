@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from benchmarks.postgres import PostgresServer
 from example_project.stack import Stack
-from tests.postgres import PostgresServer
 from tests.programs import started
 
 

@@ -10,9 +10,9 @@ import pytest
 from django.db import connections
 from pytest_django import DjangoDbBlocker, Settings
 
+from benchmarks.postgres import PostgresServer
 from tests.bindings import binding, nothing_left, pytest_pyfunc_call
 from tests.fencing.models import MODELS
-from tests.postgres import PostgresServer
 from tests.programs import started
 
 __all__ = ["binding", "nothing_left", "pytest_pyfunc_call"]

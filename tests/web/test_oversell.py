@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from benchmarks.postgres import PostgresServer
 from example_project.embedded import EmbeddedServer
 from tests.eventually import PATIENCE
-from tests.postgres import PostgresServer
 from tests.programs import started
 
 BUYERS = 24

@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster of the tests' own, behind a unix socket that no one else finds, and gone when we are.
+"""A PostgreSQL cluster of its own, behind a unix socket that no one else finds, and gone when we are.
 
 with PostgresServer() as server:
     server.database  # an entry for DATABASES
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.programs import Program, ProgramUnavailableError
+from benchmarks.programs import Program, ProgramUnavailableError
 
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
@@ -21,7 +21,7 @@ def find_binaries() -> Path:
     """The folder of ``initdb`` and ``postgres``: the PATH's, pg_config's, or the newest below /usr/lib/postgresql."""
     folders = [Path(found).parent for found in [shutil.which("postgres")] if found]
     if shutil.which("pg_config"):
-        told = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True)
+        told = subprocess.run(["pg_config", "--bindir"], capture_output=True, check=False, text=True)  # noqa: S607
         folders.append(Path(told.stdout.strip()))
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True)
     for folder in folders:
