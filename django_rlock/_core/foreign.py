@@ -44,6 +44,8 @@ LINKS = {"shield.<locals>._outer_done_callback", "_chain_future.<locals>._call_c
 """Callbacks by which asyncio links a future to the future that it stands for."""
 RESULT_LINK = "_chain_future.<locals>._call_set_state"
 """The callback by which asyncio passes the result of a task to the future that stands for it."""
+_GATHER_LINK, _ANYIO_LINK = "gather.<locals>._done_callback", "TaskGroup._spawn.<locals>.task_done"
+"""The callbacks by which asyncio and anyio pass the end of a task to the future or group that it belongs to."""
 UNLIMITED_WAIT = "waiter.acquire()"
 """The line of threading at which a thread waits without a limit."""
 
@@ -58,15 +60,35 @@ def gathered_by(future: Any) -> Iterable[Any]:
     return getattr(future, "_children", ())
 
 
+def _callbacks_of(future: Any) -> list[Any]:
+    return [each for each, _ in getattr(future, "_callbacks", None) or ()]
+
+
 def linked_to(future: Any, *names: str) -> list[Any]:
     """What the callbacks with some qualified names (``LINKS``) of an asyncio future refer to."""
-    callbacks = [each for each, _ in getattr(future, "_callbacks", None) or ()]
-    return closed_over([each for each in callbacks if getattr(each, "__qualname__", "") in names])
+    return closed_over([each for each in _callbacks_of(future) if getattr(each, "__qualname__", "") in names])
 
 
 def closed_over(functions: Iterable[Any]) -> list[Any]:
     """The values of closures."""
     return [cell.cell_contents for each in functions for cell in getattr(each, "__closure__", None) or ()]
+
+
+def is_limited_by_wait_for(future: Any) -> bool:
+    """Whether asyncio.wait_for() cancels an asyncio future at a time limit, up to Python 3.11."""
+    functions = [each.func for each in _callbacks_of(future) if type(each) is partial]
+    return "_release_waiter" in [getattr(each, "__qualname__", "") for each in functions]
+
+
+def cancelled_with(future: Any) -> list[Any]:
+    """The tasks and futures whose cancellation cancels an asyncio future: they await it, gather it or group it."""
+    its = [getattr(each, "__self__", None) for each in _callbacks_of(future)]
+    # By type(): isinstance() evaluates the lazy objects of Django, and callbacks may be methods of any objects.
+    its = [each for each in its if issubclass(type(each), asyncio.Future | asyncio.TaskGroup)]
+    its += linked_to(future, _GATHER_LINK, _ANYIO_LINK)
+    groups = [getattr(each, "_parent_task", None) for each in its]
+    anyio_groups = [getattr(getattr(each, "cancel_scope", None), "_host_task", None) for each in its]
+    return [each for each in (*its, *groups, *anyio_groups) if asyncio.isfuture(each) and each is not future]
 
 
 waiters_for: Callable[[Any], Collection[Any]] = attrgetter("_condition._waiters")

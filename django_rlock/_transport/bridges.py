@@ -160,7 +160,7 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
         # Its code goes on after the loops inside it; no limit ends that earlier, for the task is not suspended.
         inner = [found for awaited in _awaited_inside(each) for found in _behind(awaited)]
         todo += [(found, True, True) for found in inner if isinstance(found, asyncio.Task)]
-        if _is_limited(each):
+        if _is_cancelled_in_time(each):
             continue
         future = foreign.awaited_by(each)
         awaited = _behind(future)
@@ -172,6 +172,21 @@ def _leads_to_caller(task: Task, is_crossed: bool, is_sure: bool) -> bool:
         in_group = [found for frame in frames for found in foreign.group_ended_in(frame)]
         todo += [(found, crossed, sure) for found in (*awaited, *in_group) if isinstance(found, asyncio.Task)]
         todo += [(found, True, True) for frame in frames for found in foreign.tasks_run_in(frame)]
+    return False
+
+
+def _is_cancelled_in_time(task: Task) -> bool:
+    """Whether a suspended task goes on at a time limit: its own, or that of a task with which it is cancelled."""
+    seen: set[Any] = set()
+    todo: list[Any] = [task]
+    while todo:
+        each = todo.pop()
+        if each in seen or each.done():
+            continue
+        seen.add(each)
+        if foreign.is_limited_by_wait_for(each) or (isinstance(each, asyncio.Task) and _is_limited(each)):
+            return True
+        todo += foreign.cancelled_with(each)
     return False
 
 

@@ -292,6 +292,63 @@ def test_a_holder_that_waits_with_a_limit_is_waited_for(redis_client, limited, h
     assert asyncio.run(main()) == "inside"
 
 
+async def wait_for_it(holder):
+    await asyncio.wait_for(holder(), LIMIT)
+
+
+async def await_it_in_a_timeout(holder):
+    async with asyncio.timeout(LIMIT):
+        await asyncio.create_task(holder())
+
+
+async def gather_it_in_a_timeout(holder):
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(holder(), asyncio.sleep(0))
+
+
+async def group_it_in_a_timeout(holder):
+    async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
+        group.create_task(holder())
+
+
+async def group_it_in_anyio(holder):
+    anyio = pytest.importorskip("anyio", reason="anyio is in the dependency group test")
+    with anyio.fail_after(LIMIT):
+        async with anyio.create_task_group() as group:
+            group.start_soon(holder)
+
+
+@pytest.mark.parametrize(
+    "limited",
+    [wait_for_it, await_it_in_a_timeout, gather_it_in_a_timeout, group_it_in_a_timeout, group_it_in_anyio],
+)
+@pytest.mark.parametrize("helper", [by_a_task, by_a_job])
+def test_a_holder_that_others_cancel_at_a_limit_is_waited_for(redis_client, limited, helper):
+    helping = []
+
+    async def hold() -> None:
+        async with FairLock("stock:42"):
+            helping.append(helper(FairLock("stock:42")))
+            await asyncio.shield(helping[0])
+
+    async def main() -> str:
+        with pytest.raises(TimeoutError):
+            await limited(hold)
+        return await helping[0]
+
+    assert asyncio.run(main()) == "inside"
+
+
+async def test_a_holder_that_others_shield_from_their_limit_is_not_waited_for(lock):
+    async def hold() -> None:
+        async with lock:
+            await asyncio.create_task(aenter(lock))
+
+    with pytest.raises(RuntimeError, match=WAITS_FOR_ITSELF):
+        async with asyncio.timeout(UNTIL_SERVED):
+            await asyncio.shield(hold())
+
+
 def test_a_thread_whose_coroutine_waits_with_a_limit_is_waited_for(redis_client):
     async def inner(job: Future[str]) -> None:
         with pytest.raises(TimeoutError):

@@ -201,6 +201,45 @@ def test_result_link() -> None:
     loop.close()
 
 
+def test_cancelled_with() -> None:
+    async def await_it(awaited: Any) -> None:
+        await awaited
+
+    async def main() -> None:
+        task, me = suspended(), asyncio.current_task()
+        waiting = asyncio.ensure_future(await_it(task))
+        gathered = asyncio.gather(task)
+        shielded = asyncio.shield(task)
+        await asyncio.sleep(0)
+        assert {*foreign.cancelled_with(task)} == {waiting, gathered}
+        gathered.cancel()
+        await asyncio.wait({waiting, asyncio.ensure_future(await_it(shielded))})
+        await asyncio.gather(gathered, return_exceptions=True)
+
+        async with asyncio.TaskGroup() as group:
+            assert foreign.cancelled_with(group.create_task(asyncio.sleep(0))) == [me]
+        async with anyio.create_task_group() as others:
+            others.start_soon(asyncio.sleep, 0)
+            (other,) = asyncio.all_tasks() - {me}
+            assert foreign.cancelled_with(other) == [me]
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="wait_for() makes a task up to Python 3.11")
+def test_is_limited_by_wait_for() -> None:
+    async def main() -> None:
+        task = suspended()
+        limited = asyncio.ensure_future(asyncio.wait_for(task, 60))
+        await asyncio.sleep(0)
+        assert foreign.is_limited_by_wait_for(task)
+        assert not foreign.is_limited_by_wait_for(limited)
+        task.cancel()
+        await asyncio.wait([limited])
+
+    asyncio.run(main())
+
+
 def test_closed_over() -> None:
     value = object()
     assert foreign.closed_over([lambda: value]) == [value]
