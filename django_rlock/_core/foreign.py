@@ -104,6 +104,8 @@ def loop_thread(loop: Any) -> int:
 
 CANCEL_SCOPES = {"anyio._backends._asyncio", "async_timeout"}
 """Modules with objects whose blocks are cancelled at a ``deadline``, besides asyncio's own."""
+BRIDGES = {"anyio._backends._asyncio", "anyio.from_thread", "asgiref.sync"}
+"""Modules with the coroutines that call another one for a thread, in a separate task."""
 RUNNERS = {
     "anyio._backends._asyncio",
     "asgiref.current_thread_executor",

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from asgiref.sync import SyncToAsync
 
 from django_rlock._core.clock import JUMP, has_jumped, monotonic, wall, wall_offset
-from django_rlock._core.foreign import databases_of_thread, local, locals_of, running_loop
+from django_rlock._core.foreign import BRIDGES, databases_of_thread, local, locals_of, running_loop
 from django_rlock._core.process import MadeOnce, loaded, note_restored, on_fork, on_restore
 from django_rlock._core.threads import Alive, WeakTable, stack_at
 
@@ -241,17 +241,29 @@ def task_owner() -> Owner:
         raise RuntimeError("The async methods need a running asyncio task: it owns the locks that they take.")
     owner = _process.owners.get(task)
     if owner is None:
-        coro: Any = task.get_coro()
-        if getattr(coro, "cr_code", None) in _calls_for_owners:
+        only = _only_call_of(task, sys._getframe(1))  # noqa: SLF001 - documented
+        if only is not None:
             raise RuntimeError(
-                f"{coro.__name__}() of a lock was made a separate task, which would own the lock and ends with the "
-                f"call: by create_task(), gather(), shield() or, before Python 3.12, wait_for(). Await it in the task "
-                f"that works under the lock. For a limit use wait_time= or asyncio.timeout(); for several locks "
-                f"rlock('a', 'b')."
+                f"{only}() of a lock was made a separate task, which would own the lock and ends with the call: by "
+                f"create_task(), gather(), shield(), async_to_sync() or, before Python 3.12, wait_for(). Await it in "
+                f"the task that works under the lock; sync code has blocking methods. For a limit use wait_time= or "
+                f"asyncio.timeout(); for several locks rlock('a', 'b')."
             )
         its = weakref.ref(task)
         owner = _process.owners.set(task, Owner(task.get_name(), partial(_goes_on, its), task=its))
     return owner
+
+
+def _only_call_of(task: asyncio.Task[Any], frame: FrameType) -> str | None:
+    """The name of the lock's method that the running task calls, if the task does nothing else."""
+    outermost = getattr(task.get_coro(), "cr_frame", None)
+    for each, around in itertools.pairwise(stack_at(frame)):
+        if each.f_code in _calls_for_owners:
+            is_only = each is outermost or around.f_globals.get("__name__") in BRIDGES
+            return each.f_code.co_name if is_only else None
+        if each is outermost:
+            break
+    return None
 
 
 def _goes_on(ref: weakref.ref[asyncio.Task[Any]]) -> bool:

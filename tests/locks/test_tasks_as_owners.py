@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
 
 from django_rlock import (
     CountDownLatch,
@@ -53,6 +54,47 @@ async def test_a_call_that_is_a_task_of_its_own_is_refused(kind, redis_client, w
     assert type(told) is RuntimeError
     assert [word for word in (method, "gather()", "wait_time=") if word not in str(told)] == []
     assert not redis_client.keys("rlock:*")
+
+
+def by_async_to_sync(call: Callable[[], Awaitable[Any]]) -> Any:
+    return async_to_sync(call)()
+
+
+def by_async_to_sync_in_a_loop(call: Callable[[], Awaitable[Any]]) -> Any:
+    return asyncio.run(sync_to_async(async_to_sync(call))())
+
+
+def by_portal(call: Callable[[], Awaitable[Any]]) -> Any:
+    from_thread = pytest.importorskip("anyio.from_thread", reason="anyio is in the dependency group test")
+    with from_thread.start_blocking_portal() as portal:
+        return portal.call(call)
+
+
+def by_from_thread(call: Callable[[], Awaitable[Any]]) -> Any:
+    from_thread = pytest.importorskip("anyio.from_thread", reason="anyio is in the dependency group test")
+    to_thread = pytest.importorskip("anyio.to_thread")
+    return asyncio.run(to_thread.run_sync(from_thread.run, call))
+
+
+@pytest.mark.parametrize("bridge", [by_async_to_sync, by_async_to_sync_in_a_loop, by_portal, by_from_thread])
+@pytest.mark.parametrize("method", OWNERS)
+def test_a_call_that_a_bridge_makes_a_task_is_refused(kind, redis_client, bridge, method):
+    """Nothing could release the lock, since the task has ended when the bridge returns."""
+    with pytest.raises(RuntimeError, match=rf"{method}\(\) of a lock was made a separate task.*blocking methods"):
+        bridge(getattr(kind("stock:42"), method))
+    assert not redis_client.keys("rlock:*")
+
+
+def test_a_function_with_the_whole_block_may_be_called_by_a_bridge(kind):
+    async def visit() -> bool:
+        lock = kind("stock:42")
+        async with lock:
+            return bool(await lock.aowned())
+
+    for bridge in (by_async_to_sync, by_async_to_sync_in_a_loop, by_portal, by_from_thread):
+        assert bridge(visit)
+        assert bridge(kind("stock:42", owner="order-7").aacquire)
+        assert bridge(kind("stock:42", owner="order-7").arelease) is None
 
 
 async def test_two_at_once_are_refused_both(any_kind, redis_client):

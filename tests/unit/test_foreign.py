@@ -19,6 +19,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import django_redis.cache
@@ -273,6 +274,16 @@ def in_pools() -> set[str]:
         with by_library() as run:
             found.append(run(modules))
     return {str(caller)}.union(*found)
+
+
+def test_bridges() -> None:
+    async def main() -> set[str]:
+        return modules()
+
+    with anyio.from_thread.start_blocking_portal() as portal:
+        found = portal.call(main) | async_to_sync(main)()
+    found |= anyio.run(anyio.to_thread.run_sync, anyio.from_thread.run, main)
+    assert found >= foreign.BRIDGES
 
 
 def test_runners() -> None:
