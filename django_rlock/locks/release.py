@@ -284,7 +284,9 @@ def release_at_job_end(lock: AbstractLock, owner: Owner) -> None:
 
 
 def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, former: Before) -> None:
-    for _ in range(lock._depth(key)[0] - former.depth):
+    count, blocks = lock._depth(key)
+    # What a block has taken stays: a generator may be suspended in it, and go on in another job.
+    for _ in range(count - former.depth - (blocks - former.blocks)):
         hold = HOLDS.at(key)
         if hold is None or (job.is_of_request and hold.context is not None):
             return  # the middleware releases it at the end of the request
@@ -292,7 +294,7 @@ def _release_left(job: Job, lock: AbstractLock, part: AbstractLock, key: Key, fo
             HOLDS.remove(hold)  # as end_left(): a lease that the project has chosen runs on, for nobody
             return
         tell_left(logger, hold, f"A job of thread {hold.caller_name!r}")
-        exit_interrupted(lock, part, hold, former.blocks)
+        exit_interrupted(lock, part, hold, blocks)
 
 
 def note_job(lock: AbstractLock, owner: Owner) -> None:

@@ -280,6 +280,23 @@ def test_a_chosen_lease_runs_on_for_nobody(redis_client, way, caplog):
     assert "still held" not in caplog.text
 
 
+def test_a_block_of_a_suspended_generator_keeps_its_lock(redis_client, lock):
+    """As those of a streaming response, each of whose pieces is another job."""
+
+    def pieces():
+        with lock:
+            yield take(lock)
+            yield bool(redis_client.exists("rlock:stock:42"))
+
+    each = pieces()
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
+        assert pool.submit(next, each).result()
+        eventually(lambda: [hold.count for hold in HOLDS.snapshot()] == [1] * len(lock.parts))  # the block's
+        assert other.submit(next, each).result()
+        assert other.submit(next, each, None).result() is None
+        eventually(lambda: given_back(redis_client))
+
+
 class Thing:
     """What a job's function has a name for."""
 
