@@ -63,7 +63,8 @@ except ModuleNotFoundError:  # locks over Django's own cache do not need it
     django_redis = None
 
 CONNECT_WITHIN = 4
-"""How long callers wait for a connection to a node of a RedLock, in node timeouts, but at least SHORTEST_LIMIT."""
+"""How long callers wait for each reply of a RedLock's node while they connect, in node timeouts, but at least
+SHORTEST_LIMIT."""
 
 SHORTEST_LIMIT = 0.5
 """How long a background thread waits for a reply at least, in seconds, however short the leases are."""
@@ -474,12 +475,12 @@ def _longest(using: str, purpose: Purpose) -> float | None:
     """How long connecting and a reply may take, in seconds; None: as the cache's entry says."""
     if purpose == "reports":
         return REPORT_WITHIN
-    # Callers of a RedLock wait for a node no longer than connect_within(); connecting goes on beside them.
+    # Callers of a RedLock wait for a silent node no longer than connect_within(); connecting goes on beside them.
     return None if purpose == "calls" and NODE_MARK not in using else background_limit(using)
 
 
 def connect_within(using: str) -> float:
-    """How long a caller waits for a connection to a node of the alias, in seconds."""
+    """How long a caller waits for each reply of a node of the alias while it connects, in seconds."""
     return max(CONNECT_WITHIN * get_settings(using).node_timeout, SHORTEST_LIMIT)
 
 

@@ -13,8 +13,9 @@ from typing import Self
 import pytest
 
 from django_rlock import FairLock, LockUnavailableError, PermitExpirableSemaphore, RLock
-from django_rlock._transport import async_pool, calls, pool
+from django_rlock._transport import async_pool, calls, pool, servers
 from django_rlock._transport.servers import server
+from django_rlock.locks.redlock import RedLock
 from tests.bindings import visit
 from tests.eventually import PATIENCE
 from tests.forms import long
@@ -136,6 +137,20 @@ async def test_a_call_that_has_to_bring_its_script_is_given_time_for_both_replie
     command(started("single").servers[0], "SCRIPT FLUSH")
     assert await binding.acquire(lock, wait_time=0)
     await binding.release(lock)
+
+
+async def test_the_first_call_over_distant_nodes_succeeds(binding, own_server, settings, monkeypatch):
+    """A node that replies to each step of the login in time is up, although the login as a whole takes longer."""
+    monkeypatch.setattr(servers, "CONNECT_WITHIN", 1)
+    with ExitStack() as stack:
+        nodes = [own_server(None, port=0, args=["--requirepass", PASSWORD]) for _ in range(3)]
+        delays = [stack.enter_context(Delay(port_of(node), 0.3).running()) for node in nodes]
+        urls = [f"redis://:{PASSWORD}@127.0.0.1:{delay.port}/1" for delay in delays]
+        settings.RLOCK = {"default": {"NODES": urls, "NODE_TIMEOUT": 2, "WATCHDOG_TIMEOUT": 100, "QUARANTINE": 0}}
+        lock = RedLock("stock:42")
+        assert await binding.acquire(lock, wait_time=0)
+        await binding.release(lock)
+    assert [delay.accepted for delay in delays] == [1, 1, 1]
 
 
 async def test_a_connection_that_opens_too_late_serves_the_next_call(binding, distant, monkeypatch):

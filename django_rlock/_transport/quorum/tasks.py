@@ -270,7 +270,8 @@ class TaskTransport:
         if connection is None or not connection.is_open:
             if connection is not None:
                 self.nodes.note_lost_connection()
-            connection = await connections.get(self._servers[node], self.nodes.connect_within)
+            within = self.nodes.connect_within
+            connection = await connections.get(self._servers[node], within, within)
         if not connection.is_introduced:
             try:
                 self.nodes.meet(node, *await connection.ask_all(ASK_WHO_IT_IS, 1, self.nodes.connect_within))

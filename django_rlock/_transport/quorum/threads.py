@@ -277,7 +277,7 @@ class ThreadTransport:
 
     def _connected(self, node: int, reached: Server) -> NodeConnection:
         """A new connection, once the server that it leads to has been identified."""
-        connection = reached.take(self.nodes.connect_within)
+        connection = reached.take(self.nodes.connect_within, self.nodes.connect_within)
         try:
             self.nodes.meet(node, *connection.ask_all(ASK_WHO_IT_IS, 1, self.nodes.connect_within))
         except BaseException:
