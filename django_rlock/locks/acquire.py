@@ -225,7 +225,7 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     # As lease_under() and until(), without calls.
     lease = options.watchdog_timeout if request.lease is None else request.lease
     give_up_at = until = None if request.wait is None else started + request.wait
-    key: Key = (PLACES.value[lock.using], lock.name), lock._kind.scope, owner.serial  # as key_of(), without a call
+    key: Key = PLACES.value[lock.using], lock.name, lock._kind.scope, owner.serial  # as key_of(), without a call
     outer = HOLDS.table.get(key) if HOLDS.table else None
     # An owner that holds the lock enters again at once, even if others wait: they wait for its last release.
     if outer is not None and not note_loss(outer, started):

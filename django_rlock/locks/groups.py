@@ -65,7 +65,7 @@ class LockGroup:
             )
         (self.using,) = aliases
         place = PLACES.value[self.using]
-        self.members = [((place, lock.name), lock._kind.scope) for lock in self.locks]
+        self.members = [(place, lock.name, lock._kind.scope) for lock in self.locks]
         self.settings = settings_of(self.using)
         self.name = ", ".join([lock.name for lock in self.locks])
         self.divided: list[LockGroup] = []
@@ -113,7 +113,7 @@ class LockGroup:
         serial, keys = self._keys
         if serial != owner.serial:
             serial = owner.serial
-            keys = [(spot, scope, serial) for spot, scope in self.members]
+            keys = [(*member, serial) for member in self.members]
             self._keys = serial, keys
         return keys
 

@@ -207,7 +207,7 @@ class Holds:
     def named(self, spot: Spot) -> list[Hold]:
         """All holds of one lock."""
         near = snapshot(self._near[hash(spot[1]) & NEAR])
-        return [hold for hold in near if hold.key[0] == spot and hold in self]
+        return [hold for hold in near if hold.key[:2] == spot and hold in self]
 
     def of_lock(self, lock: AbstractLock, owner: Owner) -> list[Hold]:
         """One owner's holds of a lock; for a MultiLock, of each of its locks."""
@@ -216,12 +216,12 @@ class Holds:
     def held_against(self, lock: Named) -> list[Hold]:
         """This process's holds under a lock's name; of readers, only the holds for which ``lock`` has to wait."""
         scopes = ("", "write") if lock._kind.scope == "read" else ("", "read", "write")
-        return [hold for hold in self.named(spot_of(lock)) if hold.key[1] in scopes]
+        return [hold for hold in self.named(spot_of(lock)) if hold.key[2] in scopes]
 
     def left_by(self, lock: Named) -> str | None:
         """The reports' name of a thread or task that has ended without releasing the lock."""
         scope = lock._kind.scope
-        left = [hold for hold in self.named(spot_of(lock)) if hold.key[1] == scope and hold.owner.ended]
+        left = [hold for hold in self.named(spot_of(lock)) if hold.key[2] == scope and hold.owner.ended]
         return left[0].caller_name if left else None
 
     def __bool__(self) -> bool:

@@ -69,8 +69,8 @@ class Work(dict[str, str]):
 
 Spot = tuple[str, str]
 """Place and name: the same for all aliases, sides and owners of a lock."""
-Key = tuple[Spot, str, int | str]
-"""Spot, scope and owner."""
+Key = tuple[str, str, str, int | str]
+"""Place, name, scope and owner. A spot within it would cost each hold a tuple more."""
 CodeLine = tuple[CodeType, int]
 """A place in the project's code: its code object, and the index of an instruction in it."""
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -89,7 +89,7 @@ def calling_line() -> CodeLine:
 
 
 def key_of(lock: Named, owner: Owner, scope: str | None = None) -> Key:
-    return (PLACES.value[lock.using], lock.name), lock._kind.scope if scope is None else scope, owner.serial
+    return PLACES.value[lock.using], lock.name, lock._kind.scope if scope is None else scope, owner.serial
 
 
 def spot_of(lock: Named) -> Spot:

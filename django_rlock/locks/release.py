@@ -49,7 +49,7 @@ def release(
 async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int, begun: set[object] | None) -> None:
     kind = lock._kind  # it may be another than that of the object which took the lock
     # As HOLDS.get(), without calls.
-    hold = HOLDS.table.get(((PLACES.value[lock.using], lock.name), kind.scope, owner.serial))
+    hold = HOLDS.table.get((PLACES.value[lock.using], lock.name, kind.scope, owner.serial))
     if hold is not None:
         hold.scoped -= blocks
     before = owner.is_calling and refuse_nested(lock)

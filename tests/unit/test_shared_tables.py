@@ -58,8 +58,8 @@ def holds() -> Table:
     holds = Holds()
     lock, owner = rlock("stock"), current_owner()
     hold = Hold(key_of(lock, owner), lock, owner, "x", 0.0)
-    holds.table.update({(("default", f"stock:{number}"), "", number): hold for number in range(MANY)})
-    return Table(holds.table, (("default", "late"), "", 0), hold, holds.snapshot)
+    holds.table.update({("default", f"stock:{number}", "", number): hold for number in range(MANY)})
+    return Table(holds.table, ("default", "late", "", 0), hold, holds.snapshot)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def of_the_table(patch: Any) -> object:
 def of_the_name(patch: Any) -> object:
     holds = Holds()
     patch.setattr(holds, "_near", tuple(ChangedDict() for _ in holds._near))
-    return holds.named(a_hold(holds).key[0])
+    return holds.named(a_hold(holds).key[:2])
 
 
 def of_the_owner(patch: Any) -> object:
@@ -233,7 +233,7 @@ def of_answered_requests(patch: Any) -> object:
 
 
 def of_named_calls(patch: Any) -> object:
-    return mutex.QueuedCall(ChangedList(), (("", ""), "", 1))._is_first()
+    return mutex.QueuedCall(ChangedList(), ("", "", "", 1))._is_first()
 
 
 def of_unsettled(patch: Any) -> object:
