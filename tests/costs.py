@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from celery import Celery
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -25,9 +27,12 @@ from django_rlock import (
 from django_rlock._monitoring import reporter
 from django_rlock.celery import LockedTask
 from django_rlock.locks import forced
+from django_rlock.locks.holds import HOLDS
 from tests.background import settle
 from tests.counting import Call, bytecodes, frames, new_name, numbers, pair
 from tests.eventually import PATIENCE
+
+LOCKS = 100
 
 
 def same_name() -> None:
@@ -157,6 +162,19 @@ def in_python() -> dict[str, tuple[int, int]]:
         for call in IN_PYTHON.values():
             frames(call)
         return {name: (bytecodes(call, warm=0), frames(call, warm=0)) for name, call in IN_PYTHON.items()}
+
+
+def late_bytes() -> float:
+    """How many bytes it costs a hold that the watchdog has looked at it."""
+    _rest()
+    for number in range(LOCKS):
+        RLock(f"stock:{number}").acquire()
+    settle()
+    holds = HOLDS.snapshot()
+    tracemalloc.start()
+    for hold in holds:
+        hold.planned, hold.subscription, hold.suspect = hold.deadline, hold.owner, False
+    return tracemalloc.get_traced_memory()[0] / LOCKS
 
 
 def at_the_server() -> dict[str, tuple[int, int]]:

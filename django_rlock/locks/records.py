@@ -271,6 +271,12 @@ class Hold:
         return self.owner.ended
 
 
+# Objects have room for the attributes that the first object of their class had. Without this one, a hold that lasts
+# would get a separate dict as soon as the watchdog sets one of these attributes.
+_first = object.__new__(Hold)
+_first.count, _first.planned, _first.subscription, _first.suspect, _first.ended = 1, math.nan, None, False, 0.0
+
+
 class Wait:
     """A wait of an owner of this process for a lock. Times are monotonic seconds; ``heartbeat_at`` is when its next
     heartbeat is due.

@@ -74,6 +74,11 @@ MODULES = 59
 """How many modules of the package ``import django_rlock`` loads."""
 
 
+def test_a_hold_that_lasts_gets_no_separate_dict(own_server: OwnServer) -> None:
+    with ClientProcess(own_server().url) as process:
+        assert process.do("module('tests.costs').late_bytes()") < 50  # a dict has more
+
+
 def counted(server: EmbeddedServer, what: str) -> Figures:
     with ClientProcess(server.url) as process:
         found = process.do(f"module('tests.costs').{what}()")
