@@ -48,13 +48,12 @@ from django_rlock.settings import DEFAULT_ALIAS, get_settings
 def request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The request that a call gets: its first argument, its second after ``self``, or ``request``; None if there is
     none. It is Django's request, or Django REST framework's wrapper around it."""
-    if args and isinstance(args[0], HttpRequest):
-        return args[0]  # of a view
     for candidate in (*args[:2], kwargs["request"]) if "request" in kwargs else args[:2]:
+        if isinstance(candidate, HttpRequest):
+            return candidate
         # Access to the attribute itself could evaluate a lazy object.
-        if isinstance(candidate, HttpRequest) or (
-            isinstance(getattr(candidate, "__dict__", {}).get(foreign.WRAPPED_REQUEST), HttpRequest)
-        ):
+        its = getattr(candidate, "__dict__", None)
+        if its and isinstance(its.get(foreign.WRAPPED_REQUEST), HttpRequest):
             return candidate
     return None
 
