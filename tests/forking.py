@@ -1,8 +1,8 @@
 """Forks the test process, threads and all: what a child does in spite of its parent's threads is the subject."""
 
 import ctypes
+import faulthandler
 import os
-import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -25,8 +25,7 @@ def in_child(body: Callable[[], object], by: Callable[[], int] = fork) -> None:
     reading, writing = os.pipe()
     pid = by()
     if pid == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)  # a child that hangs ends, and has said nothing
+        faulthandler.dump_traceback_later(60, exit=True, file=writing)  # where a child hangs
         try:
             body()
             os.write(writing, b"ok")

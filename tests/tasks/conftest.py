@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from django_rlock.middleware import hear_of_ends
 from example_project.embedded import EmbeddedServer
 from tests import celery_app
 from tests.celery_app import records
@@ -13,6 +14,8 @@ from tests.celery_app.workers import Worker
 from tests.programs import started
 from tests.rabbitmq import RabbitServer
 from tests.sqs import Sqs, missing
+
+hear_of_ends()  # of tasks, too: a worker has loaded Celery when Django starts, but pytest has not
 
 
 @pytest.hookimpl(wrapper=True)

@@ -270,7 +270,7 @@ def test_what_a_body_did_not_release_is_released(make, caplog):
         assert is_handed_over(caplog)
         assert not is_locked("left behind")
         assert is_locked("cool-down"), "a lease that the body chose runs on"
-        FairLock("cool-down").release()
+        free_by_force("cool-down")
 
 
 @pytest.mark.django_db(transaction=True)
