@@ -260,7 +260,7 @@ class Attempt(Candidate):
         poll, heartbeat = self.kind.pauses(self.lock, self.left_ms, self.tries)
         if self.outside:
             heartbeat = min(heartbeat, self.kind.java_poll)
-        wait.heartbeat_at = now + heartbeat
+        wait.asked_at, wait.heartbeat_at = self.sent_at, now + heartbeat
         wait.outside = self.outside
         if heartbeat < math.inf or not wait.expected:
             wait.expected = True

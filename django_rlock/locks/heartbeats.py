@@ -64,11 +64,11 @@ class Group:
 
     ``heartbeat_at`` is when a heartbeat is due, ``entry_at`` when one is due for the entry in Java's queue (inf: there
     is none), and ``planned`` when the group is due in the heap, all in monotonic seconds. ``is_exact`` means that it
-    must not be handled earlier, because the holder's lease ends then. ``subscriptions`` are to the kind's
-    ``outside_channels``, if the holder does not know the queue.
+    must not be handled earlier, because the holder's lease ends then. ``lost_at`` is when the server last did not know
+    the longest waiter. ``subscriptions`` are to the kind's ``outside_channels``, if the holder does not know the queue.
     """
 
-    __slots__ = ("entry_at", "heartbeat_at", "is_exact", "lock", "planned", "subscriptions", "waits")
+    __slots__ = ("entry_at", "heartbeat_at", "is_exact", "lock", "lost_at", "planned", "subscriptions", "waits")
 
     def __init__(self, lock: Named) -> None:
         self.lock = lock
@@ -76,6 +76,7 @@ class Group:
         self.planned = math.inf
         self.heartbeat_at = self.entry_at = math.inf
         self.is_exact = False
+        self.lost_at = 0.0
         self.subscriptions: list[ListenerWaiter] = []
 
     def alive(self) -> list[Wait]:
@@ -127,6 +128,8 @@ class Heartbeats:
         if group is None:
             group = self._groups[key] = Group(wait.lock)
         group.waits[id(wait)] = wait
+        if wait.asked_at < group.lost_at:
+            wait.wake()  # its ticket may be lost with those of the others, who have been told
         if wait.outside and not group.subscriptions:
             lock, its = group.lock, listener(self._using)
             for channel in lock._kind.outside_channels(lock):
@@ -235,6 +238,8 @@ class Heartbeats:
         states = zip(reply[1::2], reply[2::2], strict=True)
         for (key, group, waits), (state, left_ms) in zip(part, states, strict=True):
             wake_who_must_ask(waits, state)
+            if state == UNKNOWN:
+                group.lost_at = now
             group.heartbeat_at = now + self._pause
             group.entry_at = now + ENTRY_PAUSE if state == BESIDE_JAVA else math.inf
             kind = group.lock._kind

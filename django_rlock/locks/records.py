@@ -279,7 +279,7 @@ _first.count, _first.planned, _first.subscription, _first.suspect, _first.ended 
 
 class Wait:
     """A wait of an owner of this process for a lock. Times are monotonic seconds; ``heartbeat_at`` is when its next
-    heartbeat is due.
+    heartbeat is due, and ``asked_at`` when its last try was sent.
 
     ``expected`` is whether the background thread knows of it, ``outside`` whether the holder does not know the queue in
     which it waits. Only the attempt keeps its waiter alive: if an interrupted attempt could not leave, the waiter is
@@ -289,6 +289,7 @@ class Wait:
     __slots__ = (
         "_left",
         "_waiter",
+        "asked_at",
         "asker",
         "caller_name",
         "context",
@@ -311,7 +312,7 @@ class Wait:
         self.since = now
         self._waiter = weakref.ref(waiter)
         self._left = False
-        self.heartbeat_at = math.inf  # set before it sleeps
+        self.asked_at, self.heartbeat_at = 0.0, math.inf  # set before it sleeps
         self.expected = self.outside = False
 
     @property

@@ -10,7 +10,10 @@ from uuid import UUID
 import pytest
 
 from django_rlock import FairLock
+from django_rlock._redis import scripts
 from django_rlock._redis.keys import JAVA_QUEUE_ENTRY, java_queue_keys
+from django_rlock._transport.worker import worker
+from django_rlock.locks.heartbeats import Heartbeats, heartbeat_soon
 from tests.beside import beside, visit
 from tests.eventually import UNTIL_SERVED, eventually
 from tests.processes import MAIN_THREAD, ClientProcess, RemoteError
@@ -147,6 +150,30 @@ def test_queue_is_lost_with_all_its_waiters(redis_client, settings):
         queued(redis_client, 3)
         redis_client.delete(KEY)
         assert [each.result() for each in waits] == [None] * 3
+
+
+def test_queue_is_lost_before_a_waiter_knows_its_ticket(proxy, redis_client, settings):
+    """The others of its process have been told by then, and have new tickets."""
+    settings.RLOCK = {"default": {**settings.RLOCK["default"], **PATIENT}}
+    redis_client.hset(KEY, "another", 1)
+
+    def wait() -> None:
+        with FairLock("stock:42", wait_time=UNTIL_SERVED):
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(wait)]
+        eventually(lambda: worker("default").jobs[Heartbeats]._groups)
+        held = proxy.hold_reply(scripts.FAIR_ACQUIRE)
+        waits.append(pool.submit(wait))
+        assert held.served.wait(UNTIL_SERVED)
+        redis_client.delete(QUEUE, ALIVE)
+        heartbeat_soon(FairLock("stock:42"))
+        queued(redis_client, 1)
+        held.let_go.set()
+        queued(redis_client, 2)
+        redis_client.delete(KEY)
+        assert [each.result() for each in waits] == [None, None]
 
 
 def test_server_restarts_empty(own_server, start):
