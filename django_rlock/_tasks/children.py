@@ -24,15 +24,17 @@ from contextlib import suppress
 from typing import IO, Any
 
 from celery.signals import worker_init, worker_ready
+from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import on_fork, on_restore
 from django_rlock._tasks.holders import free_the_dead
 from django_rlock._transport.identity import client_id
+from django_rlock._transport.registry import sync_driver
 from django_rlock.exceptions import RLockError
 from django_rlock.locks import BaseLock, named_lock
-from django_rlock.settings import get_settings
+from django_rlock.settings import get_aliases, get_settings
 
 logger = logging.getLogger("django_rlock.celery")
 
@@ -194,9 +196,13 @@ on_restore("holds", _close_child)
 
 
 def _expect_children(**_: Any) -> None:
-    """Make the parent's socket before the worker forks any child."""
+    """Make the parent's socket before the worker forks any child, and load what it takes to free locks: a child that is
+    forked while a thread of the parent imports a module never gets the rest of that module."""
     global _parent  # noqa: PLW0603
     _parent = _Parent()
+    for using in get_aliases():
+        with suppress(ImproperlyConfigured):  # the checks, and the first call, report it
+            sync_driver(using)
 
 
 def _watch_children(sender: Any = None, **_: Any) -> None:

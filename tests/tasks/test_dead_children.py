@@ -17,6 +17,7 @@ from tests.beside import beside
 from tests.celery_app import BLIND, app, records, tasks
 from tests.celery_app.records import starts, until
 from tests.celery_app.workers import TEMPORARY
+from tests.eventually import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("worker", "locks_of_workers")
 
@@ -63,6 +64,39 @@ def test_the_worker_watches_its_children_itself(start_worker, log):
             pass
         assert f"pid:{run['pid']} exited" not in blind.last_lines(100)
         blind.kill()  # it would wait for the task
+
+
+PARENT = """
+import sys
+import threading
+
+import django
+from celery.signals import worker_init
+from django.conf import settings
+
+caches = {name: {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url} for name, url in zip("abc", sys.argv[1:])}
+locks = {"default": {"CACHE": "a"}, "quorum": {"NODES": list(caches), "QUARANTINE": 0}}
+settings.configure(CACHES={**caches, "default": caches["a"]}, RLOCK=locks, INSTALLED_APPS=["django_rlock"])
+django.setup()
+
+from django_rlock import celery
+from django_rlock._tasks.holders import free_the_dead
+from django_rlock.locks import named_lock
+
+worker_init.send(None)
+assert len(threading.enumerate()) == 1
+before = set(sys.modules)
+for using in locks:
+    free_the_dead(named_lock("stock:42", using=using), lambda holder: True, "it has ended")
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_to_free_locks_imports_no_module(own_server):
+    """A child that is forked meanwhile would have a part of the module, and all its tasks would fail."""
+    urls = [own_server(None).url for _ in range(3)]
+    done = subprocess.run([sys.executable, "-c", PARENT, *urls], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "[]\n", done
 
 
 def test_a_child_that_ends_as_it_should_frees_all_its_locks(start_worker, log):
