@@ -133,4 +133,4 @@ def _ordinary_user() -> pwd.struct_passwd | None:
     for name in "postgres", "nobody":
         with suppress(KeyError):
             return pwd.getpwnam(name)
-    raise ProgramUnavailableError("We are root, and there is no user 'postgres' or 'nobody' to run a server.")
+    raise ProgramUnavailableError("Such a server does not run as root. Create a user 'postgres' or 'nobody' for it.")

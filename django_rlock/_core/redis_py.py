@@ -238,10 +238,13 @@ def noting_replies(note: Callable[[], object]) -> Iterator[None]:
         _connecting.note = _ignore
 
 
+def _ignore() -> None: ...
+
+
 class _Connecting(threading.local):
     """The thread that connects. Pools of redis-py and of projects choose by themselves which connections it opens."""
 
-    note: Callable[[], object] = staticmethod(lambda: None)
+    note: Callable[[], object] = staticmethod(_ignore)
 
     def hear(self) -> None:
         """Note a reply."""
@@ -303,9 +306,6 @@ def _noted(step: Callable[..., Any], before: Callable[[], object], after: Callab
             after()
 
     return noted
-
-
-def _ignore() -> None: ...
 
 
 def connection_of(pool: Any) -> Any:

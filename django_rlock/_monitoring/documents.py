@@ -148,7 +148,7 @@ class Mirror:
         self.forget()
 
     def forget(self) -> None:
-        """Take the server to have nothing."""
+        """Assume that the server has no such hash."""
         self.sent = {}
         self.certain = True
 

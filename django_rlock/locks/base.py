@@ -90,9 +90,9 @@ class BaseLock(HeldLock):
     The owner is the running thread or asyncio task, unless ``owner`` names one:
     https://github.com/django-rlock/django-rlock/blob/main/docs/owners.md says what the users of one name share.
     ``on_lost(lock)`` is called in the thread for callbacks when a hold is lost. After ``max_hold_time`` seconds (None:
-    MAX_HOLD_TIME) the lock is no longer renewed, so that it is lost when its lease ends. A lock that is released
-    earlier than ``at_least`` seconds after it was acquired stays held until then: its former owner cannot take it,
-    either.
+    MAX_HOLD_TIME) the watchdog stops renewing the lock, and the hold is lost when the lease ends. A lock that is
+    released earlier than ``at_least`` seconds after it was acquired stays held until then: its former owner cannot take
+    it, either.
 
     With ``until_commit``, True or the alias of a database, a release takes effect when the surrounding transaction has
     been committed or rolled back (sync code only), or at once if none is open. A lock that ``acquire()`` takes inside a

@@ -12,14 +12,7 @@ from typing import Any
 
 import pytest
 
-
-def set_up(url: str) -> None:
-    import django
-    from django.conf import settings
-
-    if not settings.configured:
-        settings.configure(CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}})
-        django.setup()
+from tests.faults.children import set_up
 
 
 def begin(url: str) -> None:
