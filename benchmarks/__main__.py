@@ -14,7 +14,7 @@ from benchmarks.scale import growth
 
 NAMES = (
     "uncontended", "apart", "contended", "waiting", "holding", "beside", "greenlets", "listing", "multi", "quorum",
-    "readers", "django", "celery", "scale", "systems", "capacity",
+    "readers", "server", "django", "celery", "scale", "systems", "capacity",
 )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ class EmbeddedServer:
         watcher = [sys.executable, "-I", "-S", str(WATCHER), str(os.getpid()), str(self.folder)]
         with (self.folder / "server.log").open("ab") as log:
             self._watcher = subprocess.Popen(
-                [*watcher, self.binary, str(config), *self.args],
+                [*watcher, *self._program(), str(config), *self.args],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -188,6 +188,10 @@ class EmbeddedServer:
             )
         self._pid = int(self._pipe.readline() or 0)
         self._wait_until_ready()
+
+    def _program(self) -> list[str]:
+        """The program with its first arguments; a subclass may run it under another program."""
+        return [self.binary]
 
     def _config(self) -> str:
         config = _CONFIG.format(port=self.port or 0, folder=self.folder)

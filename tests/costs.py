@@ -185,6 +185,14 @@ def at_the_server() -> dict[str, tuple[int, int]]:
         return {name: _commands(call) for name, call in calls.items()}
 
 
+def make(name: str, times: int) -> None:
+    """Make a call of AT_THE_SERVER, or a pair of redis-py's lock, several times."""
+    _rest()
+    call = AT_THE_SERVER.get(name) or pair(get_redis_connection().lock("theirs", timeout=30))
+    for _ in range(times):
+        call()
+
+
 def _rest() -> None:
     """Nothing is reported, or listens, however slow this machine is."""
     reporter.MIN_AGE = forced.LISTEN_AFTER = PATIENCE

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import callgrind
 from benchmarks.__main__ import NAMES
 from tests.eventually import PATIENCE
 
@@ -123,6 +124,14 @@ def check_readers(rows):
     assert rows["commands per turn of a reader"]["figure"] == 2
 
 
+def check_server(rows):
+    if callgrind.is_installed():
+        assert rows["redis-py, a pair"]["figure"] > 10_000
+        for kind in "RLock", "FairLock":
+            assert rows[f"{kind}, a pair"]["figure"] > 1
+            assert rows[f"{kind}, a turn of 2 processes"]["figure"] > rows[f"{kind}, a pair"]["figure"]
+
+
 def check_django(rows):
     for what in ("a view, through Django's test client", "a function"):
         assert {f"{what}, cpu time", f"{what}, wall time"} < rows.keys()
@@ -191,6 +200,7 @@ CHECKS = {
     "multi": check_multi,
     "quorum": check_quorum,
     "readers": check_readers,
+    "server": check_server,
     "django": check_django,
     "celery": check_celery,
     "scale": check_scale,

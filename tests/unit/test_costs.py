@@ -4,11 +4,13 @@ The figures are those of an uncontended acquire and release, unless their name s
 machine. ``tests/costs.py`` has the calls.
 """
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks import callgrind
 from example_project.embedded import EmbeddedServer
 from tests.conftest import OwnServer
 from tests.processes import ClientProcess
@@ -70,6 +72,10 @@ AT_THE_SERVER: Figures = {
     "PermitExpirableSemaphore": (2, 16),
 }
 """How many round trips a call takes, and how many commands its scripts run."""
+INSTRUCTIONS = {"RLock": 2.57, "FairLock": 2.96, "FencedLock": 3.69, "ReadLock": 4.95}
+"""How many machine instructions the embedded server executes, as a multiple of those for redis-py's lock."""
+MARGIN_OF_INSTRUCTIONS = 0.04
+"""Processors differ in some instructions, and the server's own timers need a few."""
 MODULES = 59
 """How many modules of the package ``import django_rlock`` loads."""
 
@@ -98,6 +104,20 @@ def is_changed(found: tuple[int, int], figures: tuple[int, int]) -> bool:
 
 def test_calls_take_as_many_round_trips_and_commands_as_their_figures_say(own_server: OwnServer) -> None:
     assert counted(own_server(), "at_the_server") == AT_THE_SERVER
+
+
+@pytest.mark.skipif("RLOCK_TEST_SERVER" in os.environ, reason="each server has other instructions")
+@pytest.mark.skipif(not callgrind.is_installed(), reason="valgrind counts the instructions, and is not installed")
+def test_the_server_executes_as_many_instructions_as_the_figures_say() -> None:
+    with callgrind.CountedServer() as server, ClientProcess(server.url) as process:
+        theirs = server_instructions(server, process, "redis-py")
+        found = {name: server_instructions(server, process, name) / theirs for name in INSTRUCTIONS}
+    assert found == pytest.approx(INSTRUCTIONS, rel=MARGIN_OF_INSTRUCTIONS)
+
+
+def server_instructions(server: callgrind.CountedServer, process: ClientProcess, name: str) -> int:
+    process.do(f"module('tests.costs').make({name!r}, 5)")
+    return server.instructions(lambda: process.do(f"module('tests.costs').make({name!r}, 50)"))
 
 
 def test_an_import_loads_as_many_modules_as_its_figure_says() -> None:
