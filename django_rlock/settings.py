@@ -186,7 +186,7 @@ def _option(default: object, parse: Callable[[object], Any]) -> Any:
     return field(default=default, metadata={"parse": parse})
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AliasSettings:
     """The options of one alias. Durations are seconds."""
 

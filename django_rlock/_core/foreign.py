@@ -278,7 +278,7 @@ def message_options(task: Any) -> dict[str, Any]:
 
 _parse_error: Callable[[str], RedisError] = getattr(redis.cluster, "ClusterParser", BaseParser).parse_error
 """ClusterParser is the first to know all errors until redis-py 6."""
-_WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)", re.DOTALL)
+_WRAPPED = r"(?s)ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-?(.*)"
 """The form in which Redis 6.2 reports an error inside a script."""
 TLS_STEP = "_wrap_socket_with_ssl"
 """The method of a connection that does the TLS handshake."""
@@ -288,7 +288,7 @@ _MADE_BY = {("ssl", "_create"): "self", ("redis.connection", TLS_STEP): "sslsock
 
 def server_error(text: str) -> RedisError:
     """Return redis-py's exception for the text of an error reply; for a script's error, that of the command in it."""
-    wrapped = _WRAPPED.fullmatch(text)
+    wrapped = re.fullmatch(_WRAPPED, text)
     return _parse_error(text if wrapped is None else wrapped[1].strip())
 
 

@@ -296,8 +296,8 @@ StackLine = tuple[str, int, str]
 """File, line and function."""
 MOST_DUMPED = 100
 """The number of threads whose stacks faulthandler shows."""
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)\b")
-_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_THREAD = r"(?:Current thread|Thread) 0x([0-9a-f]+)\b"
+_LINE = r'  File "(.*)", line (\d+) in (.*)'
 """Of faulthandler."""
 
 
@@ -319,9 +319,9 @@ def calls_by_thread() -> dict[int, list[StackLine]]:
         file.seek(0)
         dump = file.read()
     return {
-        int(thread[1], 16): [(name, int(line), function) for name, line, function in _LINE.findall(section)]
+        int(thread[1], 16): [(name, int(line), function) for name, line, function in re.findall(_LINE, section)]
         for section in dump.split("\n\n")
-        if (thread := _THREAD.match(section))
+        if (thread := re.match(_THREAD, section))
     }
 
 

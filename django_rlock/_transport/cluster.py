@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 
-_ADDRESS = re.compile(r"(\[(?P<ipv6>[^\s/?@\[\]]+)\]|(?P<host>[^\s:/?@\[\]]+)):(?P<port>\d{1,5})")
+_ADDRESS = r"(\[(?P<ipv6>[^\s/?@\[\]]+)\]|(?P<host>[^\s:/?@\[\]]+)):(?P<port>\d{1,5})"
 _EXAMPLES = {
     "NODE_ADDRESSES": """a dict like {"10.0.0.1:6379": "203.0.113.5:7001"}""",
     "STARTUP_NODES": """a list like ["10.0.0.2:6379"]""",
@@ -80,7 +80,7 @@ def _address(setting: str, value: object) -> Address:
             text = written((host, port))
         case _:
             text = str(value)
-    found = _ADDRESS.fullmatch(text)
+    found = re.fullmatch(_ADDRESS, text)
     if found is None or not 0 < int(found["port"]) < 65536:
         raise _refused(setting, value)
     return found["ipv6"] or found["host"], int(found["port"])

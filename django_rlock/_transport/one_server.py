@@ -209,7 +209,7 @@ COUNT_FOR = 5.0
 GIVE_BACK_WITHIN = 1.0
 """How long to retry releasing an unconfirmed lock, in seconds; after that, its lease ends it."""
 _INFO = pack_command("INFO", "replication")
-_REPLICAS = re.compile(rb"connected_slaves:(\d+)")
+_REPLICAS = rb"connected_slaves:(\d+)"
 
 
 class UnconfirmedError(Exception):
@@ -303,7 +303,7 @@ class ConfirmingNode:
             (info,) = await self._node.converse(_INFO, [bytes], limit)
             if isinstance(info, RedisError):
                 raise info
-            found = _REPLICAS.search(info)
+            found = re.search(_REPLICAS, info)
             if found is None:
                 raise RedisConnectionError("The server does not report its replicas.")
             self._replicas = int(found[1])
