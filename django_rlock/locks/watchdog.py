@@ -7,7 +7,6 @@ its lease changes. Most are released before the next round, and cost it one look
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import math
 from collections import deque
@@ -76,8 +75,7 @@ class Renewals:
         self._worker = worker
         self.inbox: deque[Key] = deque()
         self.losses: deque[Hold] = deque()
-        self._due: list[tuple[float, int, Hold]] = []
-        self._numbers = itertools.count()
+        self._due: list[tuple[float, Hold]] = []
         self.clocks = wall_offset()
 
     def round(self, now: float) -> float:
@@ -93,7 +91,7 @@ class Renewals:
         """When the next hold is due. Renewals that are not late wait a little, since to wake up costs like many."""
         if not self._due:
             return math.inf
-        at, _, hold = self._due[0]
+        at, hold = self._due[0]
         if at <= now or not hold.renewed:
             return at
         return max(at, now + PAUSE * get_settings(self._worker.using).watchdog_timeout)
@@ -112,7 +110,7 @@ class Renewals:
     def _plan(self, hold: Hold, at: float) -> None:
         if at != hold.planned and at < math.inf:
             hold.planned = at
-            heapq.heappush(self._due, (at, next(self._numbers), hold))
+            heapq.heappush(self._due, (at, hold))
 
     def _collect(self, now: float) -> list[Hold]:
         """The holds to renew now."""
@@ -124,7 +122,7 @@ class Renewals:
         most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
         due: list[Hold] = []
         while self._due and self._due[0][0] <= horizon and len(due) < most:
-            at, _, hold = self._due[0]
+            at, hold = self._due[0]
             if at > now and not hold.renewed:
                 break  # it can only expire, at its time
             heapq.heappop(self._due)
