@@ -8,7 +8,7 @@ from django.core import checks
 from django.db.models.signals import pre_save
 from django.utils.translation import gettext_lazy as _
 
-from django_rlock._core.process import end
+from django_rlock._core.process import finish
 
 
 class RLockConfig(AppConfig):
@@ -48,4 +48,4 @@ class RLockConfig(AppConfig):
             from celery.signals import worker_process_shutdown
 
             # A child of such a pool ends by os._exit.
-            worker_process_shutdown.connect(end, weak=False, dispatch_uid="django_rlock._core.process")
+            worker_process_shutdown.connect(finish, weak=False, dispatch_uid="django_rlock._core.process")

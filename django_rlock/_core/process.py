@@ -251,8 +251,8 @@ def note_restored() -> None:
     _run("restore")
 
 
-def end(**_: object) -> None:
-    """End the resources of this process, before it exits."""
+def finish(**_: object) -> None:
+    """Finish the work of this process's resources, before it exits."""
     notice_fork()
     give_up_at = monotonic() + EXIT_WITHIN
     for hook in _hooks_of("exit"):
@@ -261,11 +261,11 @@ def end(**_: object) -> None:
         hook(max(give_up_at - monotonic(), 0.0) / 2)
 
 
-def _end_child() -> None:
+def _finish_child() -> None:
     """At the end of a child of ``multiprocessing``, which ends its threads later than the interpreter does."""
-    atexit.unregister(end)  # a spawned child runs that too
+    atexit.unregister(finish)  # a spawned child runs that too
     end_threads()  # they may still work under locks
-    end()
+    finish()
 
 
 def _in_child(_: object = None) -> None:
@@ -273,7 +273,7 @@ def _in_child(_: object = None) -> None:
     global _ends_child  # noqa: PLW0603 - the parent may be such a child, too, and then registers it twice
     if _ends_child != os.getpid():
         _ends_child = os.getpid()
-        sys.modules["multiprocessing.util"].Finalize(None, _end_child, exitpriority=-sys.maxsize)  # after all others
+        sys.modules["multiprocessing.util"].Finalize(None, _finish_child, exitpriority=-sys.maxsize)  # after all others
 
 
 def _on_setting(*, setting: str, **_: object) -> None:
@@ -287,6 +287,6 @@ with suppress(ImportError):  # of AWS Lambda's SnapStart
 
     register_after_restore(note_restored)
 setting_changed.connect(_on_setting, dispatch_uid="django_rlock._core.process")
-atexit.register(end)
+atexit.register(finish)
 if (multiprocessing := loaded("multiprocessing.process")) and multiprocessing.parent_process():  # this is a child
     _in_child()

@@ -85,7 +85,7 @@ def _run(message: Any, redelivered: bool, headers: dict[str, object]) -> None:
     task_received.send(sender=None, request=request)
     body = request.body, request.content_type, request.content_encoding
     trace_task_ret(request.name, request.id, request.request_dict, *body, app=app)
-    process.end()
+    process.finish()
 
 
 def _tell_end(task_id: str, state: str, **_: object) -> None:

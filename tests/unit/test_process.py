@@ -156,7 +156,7 @@ def test_blocked_hooks_share_the_time_of_the_exit(monkeypatch):
     monkeypatch.setattr(callbacks._callbacks, "value", calls)
     monkeypatch.setattr(threads, "AutoResetEvent", AutoResetEvent)
     monkeypatch.setattr(process, "monotonic", lambda: began + sum(waits))
-    process.end()
+    process.finish()
     assert len(waits) == 3
     assert all(waits)
     assert sum(waits) <= 2
