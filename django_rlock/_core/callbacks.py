@@ -17,7 +17,7 @@ from contextvars import Context, copy_context
 from typing import Any
 
 from django_rlock._core import threads
-from django_rlock._core.process import Owned, on_exit
+from django_rlock._core.process import Owned, between_forks, on_exit
 from django_rlock._core.text import printable
 
 MOST_POSTED = 10_000
@@ -61,10 +61,14 @@ class Callbacks:
             return  # another thread already runs
         self._runs = True
         while True:
-            self._call(*self._queue.get())
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                logger.error("%d log records, metrics and callbacks were dropped: a callback takes too long.", dropped)
+            call = self._queue.get()
+            with between_forks():
+                self._call(*call)
+                if self._dropped:
+                    dropped, self._dropped = self._dropped, 0
+                    logger.error(
+                        "%d log records, metrics and callbacks were dropped: a callback takes too long.", dropped
+                    )
 
     def _call(self, context: Context, function: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:

@@ -13,9 +13,11 @@ import itertools
 import os
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import cache, update_wrapper
+from contextlib import contextmanager, suppress
+from functools import cache, partial, update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args
 
 from django.core.signals import setting_changed
@@ -234,10 +236,50 @@ def is_forked() -> bool:
 def _after_fork() -> None:
     global _is_forked, pid  # noqa: PLW0603 - see above
     _is_forked = True
+    _forks.clear()
+    _between_forks.clear()
     _run("fork")
     if (util := loaded("multiprocessing.util")) is not None:
         util.register_after_fork(_in_child, _in_child)  # multiprocessing calls it in its children
     pid = os.getpid()  # last, because other threads of the child continue when they see it
+
+
+# --- background threads during a fork ---------------------------------------------------------------------------------
+
+# A child has only the thread that forked, so nothing there unlocks a lock that another thread held. Python recreates
+# the locks of ``logging`` in the child, but neither the mutex of a buffered stream nor the locks of the project's
+# metrics and callbacks. A child forked while a thread of this package writes a log record would hang at its own first.
+
+FORK_WAITS = 1.0
+"""How long a fork waits for such threads, in seconds; they may themselves wait for the thread that forks."""
+_PAUSE = 0.001
+
+_forks: deque[None] = deque()
+"""An item for each fork that is under way. Each change is one call into C, so no interruption leaves one behind."""
+_between_forks: set[int] = set()
+"""The threads in a block of ``between_forks``."""
+
+
+@contextmanager
+def between_forks() -> Iterator[None]:
+    """Execute a block of a background thread while no other thread forks: it may take locks that a child needs."""
+    # Polling, because a mutex stays locked if a signal handler raises in a thread that forks.
+    thread = threading.get_ident()
+    _between_forks.add(thread)
+    while _forks:  # looked at after the entry, while a fork looks for entries after its own
+        _between_forks.discard(thread)
+        time.sleep(_PAUSE)
+        _between_forks.add(thread)
+    try:
+        yield
+    finally:
+        _between_forks.discard(thread)
+
+
+def _before_fork() -> None:
+    give_up_at = monotonic() + FORK_WAITS
+    while _between_forks - {threading.get_ident()} and monotonic() < give_up_at:  # a block may fork, too
+        time.sleep(_PAUSE)
 
 
 # --- restored memory --------------------------------------------------------------------------------------------------
@@ -281,7 +323,8 @@ def _on_setting(*, setting: str, **_: object) -> None:
         forget_settings()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+os.register_at_fork(before=partial(_forks.append, None), after_in_parent=_forks.pop)  # before the other hook
 with suppress(ImportError):  # of AWS Lambda's SnapStart
     from snapshot_restore_py import register_after_restore  # type: ignore[import-not-found]
 

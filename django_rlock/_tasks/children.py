@@ -28,7 +28,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_rlock._core import threads
 from django_rlock._core.clock import monotonic
-from django_rlock._core.process import on_fork, on_restore
+from django_rlock._core.process import between_forks, on_fork, on_restore
 from django_rlock._tasks.holders import free_the_dead
 from django_rlock._transport.identity import client_id
 from django_rlock._transport.registry import sync_driver
@@ -66,7 +66,8 @@ class _Parent:
             try:
                 self._look()
             except Exception:
-                logger.exception("A child of the worker could not be watched; its locks end with their leases.")
+                with between_forks():
+                    logger.exception("A child of the worker could not be watched; its locks end with their leases.")
                 time.sleep(_AGAIN)
 
     def _look(self) -> None:

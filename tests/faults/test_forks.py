@@ -1,14 +1,21 @@
 """A forked child owns nothing of its parent's, disturbs nothing of it, and works on its own."""
 
+import io
+import logging
 import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from django_rlock import FairLock, LockNotOwnedError, RLock
+from django_rlock._core import callbacks, process, threads
 from django_rlock._transport.identity import client_id, current_owner
 from django_rlock._transport.registry import _listeners
 from django_rlock._transport.worker import worker, workers
@@ -163,3 +170,122 @@ def test_child_of_multiprocessing_frees_its_locks_when_it_ends(method, server):
     """Such a child ends by ``os._exit``, which runs nothing that was registered with ``atexit``."""
     program = [sys.executable, "-m", "tests.faults.children", method, server.url]
     subprocess.run(program, cwd=ROOT, check=True, timeout=PATIENCE)
+
+
+# --- log records and callbacks ----------------------------------------------------------------------------------------
+
+
+class SlowFile(io.RawIOBase):
+    """A file each of whose writes lasts until it may end."""
+
+    def __init__(self) -> None:
+        self.is_written, self.may_end = threading.Event(), threading.Event()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.is_written.set()
+        assert self.may_end.wait(PATIENCE)
+        return len(data)
+
+
+@pytest.fixture
+def slow_file() -> Iterator[SlowFile]:
+    """What the test's logger writes into, by way of a buffered stream, as ``sys.stderr`` is."""
+    file = SlowFile()
+    handler = logging.StreamHandler(io.TextIOWrapper(io.BufferedWriter(file)))
+    logger.addHandler(handler)
+    yield file
+    file.may_end.set()
+    logger.removeHandler(handler)
+
+
+logger = logging.getLogger("tests.forks")
+
+
+@pytest.fixture
+def on_pause(monkeypatch) -> Callable[[Callable[[], object]], None]:
+    """Sets what is called before each pause of a thread that waits for a fork, or of a fork that waits for a thread."""
+
+    def call(function: Callable[[], object]) -> None:
+        def sleep(seconds: float) -> None:
+            function()
+            time.sleep(seconds)
+
+        monkeypatch.setattr(process, "time", SimpleNamespace(sleep=sleep))
+
+    return call
+
+
+def test_child_logs_although_a_thread_of_the_parent_was_logging(slow_file, on_pause):
+    """The stream has a mutex, which Python does not recreate in a child."""
+
+    def fork_meanwhile() -> int:
+        pid = fork()
+        slow_file.may_end.set()
+        return pid
+
+    callbacks.log(logger, logging.WARNING, "In the parent.")
+    assert slow_file.is_written.wait(PATIENCE)
+    on_pause(slow_file.may_end.set)
+    in_child(lambda: logger.warning("In the child."), fork_meanwhile)
+
+
+def test_no_callback_begins_during_a_fork(on_pause):
+    waits, called = threading.Event(), threading.Event()
+    on_pause(waits.set)
+    process._forks.append(None)
+    callbacks.post(called.set)
+    assert waits.wait(PATIENCE)
+    assert not called.is_set()
+    process._forks.pop()
+    assert called.wait(PATIENCE)
+
+
+def test_callback_forks(monkeypatch):
+    monkeypatch.setattr(process, "FORK_WAITS", float("inf"))
+    call = threads.Call(lambda: in_child(use_callbacks))
+    callbacks.post(call.run)
+    assert call.wait(PATIENCE)
+    call.result()
+
+
+def test_callback_waits_for_the_thread_that_forks(monkeypatch):
+    monkeypatch.setattr(process, "FORK_WAITS", 0.01)
+    begun, forked = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert forked.wait(PATIENCE)
+
+    call = threads.Call(wait)
+    callbacks.post(call.run)
+    assert begun.wait(PATIENCE)
+    in_child(use_callbacks)
+    forked.set()
+    assert call.wait(PATIENCE)
+    call.result()
+
+
+def test_fork_that_a_signal_handler_interrupts(slow_file, on_pause, monkeypatch):
+    """Python reports an exception in a hook of a fork, and forks."""
+    interrupted: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: interrupted.append(each.exc_type))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    callbacks.log(logger, logging.WARNING, "In the parent.")
+    assert slow_file.is_written.wait(PATIENCE)
+    on_pause(interrupt)
+    in_child(use_callbacks)
+    assert interrupted == [KeyboardInterrupt]
+    slow_file.may_end.set()
+    use_callbacks()
+
+
+def use_callbacks() -> None:
+    called = threading.Event()
+    callbacks.post(called.set)
+    assert called.wait(PATIENCE)
