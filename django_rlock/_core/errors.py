@@ -34,6 +34,11 @@ class Meaning(NamedTuple):
         return self.about == "connection" or self.retry == "elsewhere"
 
     @property
+    def is_of_command(self) -> bool:
+        """Whether the server refuses the command itself, and would do so over another connection."""
+        return self.about in {"rights", "command"}
+
+    @property
     def is_demotion(self) -> bool:
         """Whether the server has become a replica: then connections to it are useless."""
         return self.about == "server" and self.retry == "elsewhere"

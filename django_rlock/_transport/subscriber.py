@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, NoPermissionError
+from redis.exceptions import MovedError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_rlock._core import threads
 from django_rlock._core.callbacks import log
 from django_rlock._core.clock import monotonic
+from django_rlock._core.errors import meaning_of
 from django_rlock._core.foreign import server_error
 from django_rlock._core.redis_py import slot_of
 from django_rlock._redis.keys import is_redissons, marked, plain_mark
@@ -45,7 +46,7 @@ _LEAST_AGE = 0.5
 """How long a connection is kept at least, in seconds: a server may be a replica for long, and each caller tells it."""
 _PING_MARK = ""
 """Stands for a PING among the channels of commands without a reply. A refusal is a sign of life, too."""
-_FORBIDDEN = "The Redis user may not subscribe to %r, so its waiters only try again now and then: %s"
+_FORBIDDEN = "The server refuses to subscribe to %r, so its waiters only try again now and then: %s"
 _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Lets threads that were just woken run first; it releases the GIL too."""
 
@@ -210,7 +211,8 @@ class Subscriber:
     def _take(self, reply: Any) -> None:
         if isinstance(reply, ErrorReply):
             error = server_error(str(reply))
-            if not isinstance(error, NoPermissionError) or not self._asked:
+            meaning = meaning_of(error)
+            if meaning is None or not meaning.is_of_command or not self._asked:
                 raise error
             channel = self._asked.popleft()
             if channel != _PING_MARK:  # any reply to that is a sign of life
