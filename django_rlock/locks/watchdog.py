@@ -23,7 +23,7 @@ from django_rlock._transport.registry import background_driver
 from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, clean_up, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
-from django_rlock.locks.records import Hold, Key
+from django_rlock.locks.records import CodeLine, Hold, Key
 from django_rlock.locks.statistics import count_hold, note_lost
 from django_rlock.settings import get_settings
 from django_rlock.signals import lock_lost
@@ -76,6 +76,7 @@ class Renewals:
         self.inbox: deque[Key] = deque()
         self.losses: deque[Hold] = deque()
         self._due: list[tuple[float, Hold]] = []
+        self._line: CodeLine | None = None
         self.clocks = wall_offset()
 
     def round(self, now: float) -> float:
@@ -106,6 +107,11 @@ class Renewals:
                 self._plan(hold, _next_look(hold, now))
                 FORCED_RELEASES.listen(hold)
                 NEWCOMERS.notify(hold)
+                # Many holds of one line share one object for it.
+                if hold.line == self._line:
+                    hold.line = self._line
+                else:
+                    self._line = hold.line
 
     def _plan(self, hold: Hold, at: float) -> None:
         if at != hold.planned and at < math.inf:
