@@ -99,22 +99,24 @@ def spot_of(lock: Named) -> Spot:
 class Hold:
     """A lock held by one owner of this process. Times are monotonic seconds.
 
-    ``deadline`` is the earliest end of the lease, counted from before the command was sent. Past it, the lock is
-    lost. ``lease`` is the lease that renewals request. ``runs_for`` is the duration behind the deadline, which is
-    shorter while the server keeps a granted lock only for the claim time. ``lost`` is the reason of a loss.
-    ``lost_below`` is how many enclosing levels were lost before; their releases still raise LockLostError. ``token`` is
-    the fencing token, for kinds that have one. ``late_lease`` is how long a late copy of its acquire could hold the
-    lock, in seconds; it is 0 without such a copy. ``suspect`` is set while its renewal fails. ``planned`` is when the
-    watchdog checks it next, and ``reported`` whether the loss was reported; only the watchdog writes these.
-    ``subscription`` receives forced releases while the hold is kept. ``ending`` is set while its own owner frees it by
-    force, which is not a loss. ``line`` is where it was acquired. ``overdue`` is set once the watchdog has warned of a
-    hold that lasts too long. ``variables`` are the context variables of the code that acquired it, for the reports of
-    the background thread. ``kept_until`` is until when the lock stays taken after its release; 0 if it becomes free.
-    ``job`` is the job that took it, in a thread to which a library gives one after another. ``handed_over`` is set once
-    it is left to other processes. ``ended`` is set once it is counted.
+    ``deadline`` is the earliest end of the lease, counted from before the command was sent. Past it, the lock is lost.
+    ``lease`` is the lease that renewals request. ``runs_for`` is the duration behind the deadline, which is shorter
+    while the server keeps a granted lock only for the claim time. ``lost`` is the reason of a loss. ``lost_below`` is
+    how many enclosing levels were lost before; their releases still raise LockLostError. ``token`` is the fencing
+    token, for kinds that have one. ``late_lease`` is how long a late copy of its acquire could hold the lock, in
+    seconds; it is 0 without such a copy. ``asker`` is the owner id in that copy if it is another one. ``suspect`` is
+    set while its renewal fails. ``planned`` is when the watchdog checks it next, and ``reported`` whether the loss was
+    reported; only the watchdog writes these. ``subscription`` receives forced releases while the hold is kept.
+    ``ending`` is set while its own owner frees it by force, which is not a loss. ``line`` is where it was acquired.
+    ``overdue`` is set once the watchdog has warned of a hold that lasts too long. ``variables`` are the context
+    variables of the code that acquired it, for the reports of the background thread. ``kept_until`` is until when the
+    lock stays taken after its release; 0 if it becomes free. ``job`` is the job that took it, in a thread to which a
+    library gives one after another. ``handed_over`` is set once it is left to other processes. ``ended`` is set once it
+    is counted.
     """
 
     # Most holds are released as they were taken. So they have these in common, and few attributes are set for each.
+    asker = ""
     count = 1
     ending = False
     handed_over = False
@@ -147,7 +149,7 @@ class Hold:
         self.lock = lock
         self.kind = kind = lock._kind
         self.owner = owner
-        self.owner_id = self.asker = owner_id
+        self.owner_id = owner_id
         self.since = now
         self.token = token
         self.scoped = scoped

@@ -300,7 +300,7 @@ def refuse_lost(hold: Hold, now: float) -> None:
 
 def undo_late_copies(hold: Hold, ended: float) -> None:
     """Undo holds that late copies of its acquire may take after its end, until the lease of such a copy has ended."""
-    undo = hold.kind.undo(hold.lock, hold.owner, hold.asker) if hold.late_lease else None
+    undo = hold.kind.undo(hold.lock, hold.owner, hold.asker or hold.owner_id) if hold.late_lease else None
     if undo is not None:
         clean_up(hold.lock.using, undo, ended + hold.late_lease, again=True)
 
