@@ -109,15 +109,15 @@ class BaseLock(HeldLock):
         "_named_owner",
         "at_least",
         "lease_time",
-        "max_hold_time",
-        "on_lost",
-        "owner",
         "template",
         "until_commit",
         "wait_time",
     )
 
     _engine: ClassVar[Engine] = _Flows()
+    # Few locks have these, and no usual call reads them, so each lock needs no room for them.
+    max_hold_time = None
+    on_lost = None
 
     def __init__(  # noqa: PLR0913 - each is given by its name
         self,
@@ -145,10 +145,11 @@ class BaseLock(HeldLock):
         if not isinstance(using, str):
             raise unknown_alias(using)
         self.using = using
-        self.owner = None if owner is None else checked_owner(owner)
-        self._named_owner = None if self.owner is None else NamedOwner(self.owner)
-        self.on_lost = on_lost
-        self.max_hold_time = None if max_hold_time is None else hold_seconds(max_hold_time)
+        self._named_owner = None if owner is None else NamedOwner(checked_owner(owner))
+        if on_lost is not None:
+            self.on_lost = on_lost
+        if max_hold_time is not None:
+            self.max_hold_time = hold_seconds(max_hold_time)
         self.at_least = None if at_least is None else keep_seconds(at_least) or None
         self.until_commit = None if until_commit is None else checked_database(until_commit)
 
@@ -160,7 +161,7 @@ class BaseLock(HeldLock):
     def _under_name(self, owner: str) -> Self:
         """The same lock for the owner with this owner id."""
         named = copy(self)
-        named.owner, named._named_owner = owner, NamedOwner(owner)
+        named._named_owner = NamedOwner(owner)
         return named
 
     def __repr__(self) -> str:

@@ -120,8 +120,12 @@ class AbstractLock(_Handle):
     _engine: ClassVar[Engine]
     _named_owner: Owner | None
     at_least: float | None
-    owner: str | None
     until_commit: str | None
+
+    @property
+    def owner(self) -> str | None:
+        """The name that was given to its owner."""
+        return None if self._named_owner is None else self._named_owner.owner_id
 
 
 def note_templates(lock: AbstractLock, templates: Mapping[str, str]) -> None:

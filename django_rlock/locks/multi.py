@@ -420,10 +420,10 @@ class MultiLock(BaseLock):
                 part.max_hold_time = self.max_hold_time
         self.name = ", ".join(part.name for part in self._parts)
 
-    def __getstate__(self) -> tuple[None, dict[str, object]]:
+    def __getstate__(self) -> tuple[dict[str, object] | None, dict[str, object]]:
         # Without the settings of this process, which may contain passwords.
         state: Any = super().__getstate__()
-        return None, {**state[1], "_grouping": None, "_resolved": None}
+        return state[0], {**state[1], "_grouping": None, "_resolved": None}
 
     @property
     def parts(self) -> tuple[BaseLock, ...]:
