@@ -211,11 +211,12 @@ def note_renewal(hold: Hold, lease: float, call: ScriptCall, reply: Any, now: fl
         return  # released, or given another lease, while the command was under way
     if note_loss(hold, now):
         return  # callers may have seen it as lost, so a late reply must not revive it
-    # Not lost yet: the lease still runs, and another renewal may succeed.
+    # Not lost yet: the lease still runs, and another renewal may succeed. An outage is logged once for each hold.
+    level = logging.DEBUG if hold.suspect else logging.ERROR
     hold.suspect = isinstance(reply, Exception)
     if hold.suspect:
         hold.variables.copy().run(
-            log, logger, logging.ERROR, "%s %r could not be renewed; it is retried until its lease ends: %s",
+            log, logger, level, "%s %r could not be renewed; it is retried until its lease ends: %s",
             hold.noun.capitalize(), hold.lock.name, reply,
         )  # fmt: skip
     elif reply[1] == 1:

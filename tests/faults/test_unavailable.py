@@ -26,8 +26,9 @@ from django_rlock import (
 from django_rlock._transport import servers
 from django_rlock._transport.registry import listener
 from django_rlock._transport.worker import CleanUps
+from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS, WAITS
-from tests.background import nudge, until_renewed
+from tests.background import nudge, renew_now, until_renewed
 from tests.beside import beside, visit
 from tests.bindings import visit as visit_by
 from tests.eventually import UNTIL_SERVED, eventually
@@ -297,6 +298,27 @@ async def test_down_at_an_inner_release(binding, kind, own_server):
     await binding.release(lock)
     with server.client() as client:
         eventually(lambda: not client.exists(KEY))
+
+
+async def test_an_outage_is_logged_once_for_a_hold(binding, kind, own_server, caplog, monkeypatch):
+    monkeypatch.setattr(watchdog, "RETRY", 0.02)
+    caplog.set_level("DEBUG", "django_rlock.watchdog")
+
+    def failures():
+        return [each.levelname for each in caplog.records if "could not be renewed" in each.message]
+
+    with own_server().client() as client:
+        async with binding.inside(kind("stock:42")):
+            (hold,) = HOLDS.snapshot()
+            for _ in range(2):
+                until_renewed(hold)
+                client.config_set("min-replicas-to-write", 1)
+                renew_now(hold)
+                await binding.until(lambda: len(failures()) >= 3)
+                client.config_set("min-replicas-to-write", 0)
+                await binding.until(lambda: not hold.suspect)
+                assert failures() == ["ERROR", *["DEBUG"] * (len(failures()) - 1)]
+                caplog.clear()
 
 
 async def test_down_past_the_lease(binding, kind, own_server, settings):
