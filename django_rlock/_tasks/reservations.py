@@ -94,6 +94,7 @@ class Reservation:
         self.header = [token, options.using, self.mark, lock_name]
         self.lock: BaseLock = options.lock([lock_name])
         self._key = keys.reservation_key(self.lock.key, self.mark)
+        self._made = self._value
         self._is_released = False
 
     @classmethod
@@ -160,8 +161,9 @@ class Reservation:
             self.keep(_time_in_queue(self._task, options), _starts_in(self._task, options))
 
     def keep(self, seconds: float, starts_in: float = 0.0) -> None:
-        """Keep the reservation for a number of seconds from now, if this message still has it."""
-        self._change(milliseconds(seconds), milliseconds(starts_in))
+        """Keep the reservation for a number of seconds from now, if this message still has it. If this object has made
+        it, a run of the message may have made it again meanwhile, for a retry: then it stays as it is."""
+        self._change(milliseconds(seconds), milliseconds(starts_in), self._made)
 
     def begin(self) -> bool:
         """Release the reservation, because the run holds the lock; but keep it for a message that outlives the process.
@@ -218,10 +220,14 @@ class Reservation:
         request = f"{new_request()} {self._value}"
         call = calls.ScriptCall(self.lock.name, queueing, self.lock.key, request)
         known, run, left_ms = run_call(self._options.using, call)
-        return known.decode().partition("\n")[0], run.decode(), left_ms
+        record = known.decode()
+        value = record.partition("\n")[0]
+        if value.removeprefix(_UNSENT) == self._value:
+            self._made = record
+        return value, run.decode(), left_ms
 
-    def _change(self, ms: int | str, starts: int | str) -> _Changed:
-        call = calls.reservation_call(self.lock.name, self.lock.key, self._key, self._value, ms, starts)
+    def _change(self, ms: int | str, starts: int | str, value: str = "") -> _Changed:
+        call = calls.reservation_call(self.lock.name, self.lock.key, self._key, value or self._value, ms, starts)
         done, known, replaced = run_call(self._options.using, call)
         return _Changed(bool(done), known.decode().partition("\n")[0].removeprefix(_UNSENT), bool(replaced))
 

@@ -161,10 +161,10 @@ ASKS, RUNS, UNSENT = "", "-", "?"
 
 
 def reservation_call(name: str, lock_key: str, key: str, value: str, ms: int | str, starts: int | str) -> ScriptCall:
-    """The call that changes a task's reservation at ``key``, for the lock ``name``, if the reservation has that value:
-    it keeps the reservation for ``ms`` milliseconds from now, or releases it (0); with ``ASKS`` it only returns whether
-    the message was replaced. ``starts`` is the number of milliseconds until the message starts, or ``RUNS`` or
-    ``UNSENT``.
+    """The call that changes a task's reservation at ``key``, for the lock ``name``, if the reservation has that value,
+    or is still what TASK_QUEUE has returned: it keeps the reservation for ``ms`` milliseconds from now, or releases it
+    (0); with ``ASKS`` it only returns whether the message was replaced. ``starts`` is the number of milliseconds until
+    the message starts, or ``RUNS`` or ``UNSENT``.
     """
     all_keys = reservation_change_keys(lock_key, key)
     return ScriptCall(name, Template(scripts.TASK_RESERVATION, (ms, starts), all_keys), lock_key, value)

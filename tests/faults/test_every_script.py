@@ -97,7 +97,7 @@ MUTANTS = {
         "known ~= ARGV[2] and known ~= ARGV[3]",
         "false",
     ),
-    "a reservation is any message's": ("TASK_RESERVATION", "if value == ARGV[2] then", "if value then"),
+    "a reservation is any message's": ("TASK_RESERVATION", "if value == ARGV[2] or", "if value or"),
     "a reservation is taken from a newer message": (
         "TASK_QUEUE",
         "if was_executed(KEYS[5], request) then",

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from celery.signals import after_task_publish
 from kombu.exceptions import SerializerNotInstalled
 
 from django_rlock._tasks import reservations
@@ -168,6 +169,43 @@ def test_work_that_has_begun_is_not_replaced(worker, log):
     now = tasks.queues_and_retries.apply_async([log], on_queued="earlier")
     assert now.was_sent
     assert [each.get(timeout=records.WAIT) for each in (now, retried)] == [f"done {log}"] * 2
+
+
+@pytest.fixture
+def slow_sender():
+    """Have the sender of the next message go on only after something has happened."""
+
+    def wait(happens):
+        def wait_once(**_):
+            after_task_publish.disconnect(wait_once)
+            happens()
+
+        after_task_publish.connect(wait_once, weak=False)
+
+    return wait
+
+
+def test_retry_before_the_sender_of_its_message_goes_on(worker, log, slow_sender):
+    """The reservation is the retry's by then, and says when that starts."""
+    slow_sender(lambda: records.wait_for(f"{log}:ends"))
+    retried = tasks.queues_and_retries.delay(log)
+    until(lambda: not tasks.queues_and_retries.lock_info(log).is_held)
+    now = tasks.queues_and_retries.apply_async([log], on_queued="earlier")
+    assert now.was_sent
+    assert [each.get(timeout=records.WAIT) for each in (now, retried)] == [f"done {log}"] * 2
+
+
+def test_run_before_the_sender_of_its_message_goes_on_is_not_replaced(log):
+    """The broker delivers the message again if the run dies."""
+
+    def reservation(task_id):
+        return Reservation(tasks.queues_the_earlier_late, f"work:{log}", task_id, f"token of {task_id}")
+
+    sender = reservation("first")
+    assert sender.reserve() is None
+    reservation("first").begin()
+    sender.keep(60)
+    assert reservation("second").reserve(replaces="replace") == "first"
 
 
 def test_a_run_whose_message_comes_again_is_not_replaced(worker, log):

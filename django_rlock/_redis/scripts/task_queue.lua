@@ -15,7 +15,7 @@
 -- ARGV[7]  which waiting message it replaces: '' none, 'earlier' a message that will start later, 'replace' any
 -- ARGV[8]  how long the request is remembered, ms
 --
--- Returns {nonce, the value that it has, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
+-- Returns {nonce, what is at the reservation's key, '', 0}; or {nonce, '', owner of a run, its remaining lease in ms}.
 
 -- include: counting
 -- include: move_reservation
@@ -50,10 +50,11 @@ if known then
     move_reservation(KEYS[3], KEYS[1], KEYS[4])
 end
 remember(KEYS[5], request, ARGV[8])
-local value, now = '?' .. own, redis.call('time')[1]
-redis.call('set', KEYS[1], string.format('%s\n%s %.0f %s', value, now, starts, ARGV[5]), 'px', ARGV[3])
+local now = redis.call('time')[1]
+local record = string.format('?%s\n%s %.0f %s', own, now, starts, ARGV[5])
+redis.call('set', KEYS[1], record, 'px', ARGV[3])
 redis.call('zadd', KEYS[3], now, KEYS[1])
 if redis.call('pttl', KEYS[3]) < tonumber(ARGV[3]) then
     redis.call('pexpire', KEYS[3], ARGV[3])
 end
-return {ARGV[1], value, '', 0}
+return {ARGV[1], record, '', 0}

@@ -7,7 +7,8 @@
 -- KEYS[3]  the former reservation, as in task_queue
 -- KEYS[4]  sorted set: messages of that lock that were replaced, <token>:<task id> -> until when that is remembered, s
 -- ARGV[1]  nonce
--- ARGV[2]  the value that it must have, without ? and what follows the newline
+-- ARGV[2]  the value that it must have, without ? and what follows the newline; or all that task_queue has returned, if
+--          nothing may have changed it since
 -- ARGV[3]  how long it is kept from now on, ms; 0 releases it; '' does neither
 -- ARGV[4]  in how many ms the message will start; '-' if its run has begun; '?' if it was not sent
 --
@@ -22,7 +23,7 @@ local reservation, known, value, since, planned, about
 for _, key in ipairs({KEYS[1], KEYS[3]}) do
     known = redis.call('get', key) or ''
     value, since, planned, about = string.match(known, '^%??([^\n]*)\n(%d+) (%S+) (.*)$')
-    if value == ARGV[2] then
+    if value == ARGV[2] or known == ARGV[2] then
         reservation = key
         break
     end
