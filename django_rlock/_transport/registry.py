@@ -226,12 +226,18 @@ def _plain_node(
     return make_node(binding, server(using, address, purpose))
 
 
-@remembered("drivers")
 def commands_to(using: str, purpose: Purpose) -> Commands:
     """Plain commands of a background thread to an alias, whether it has one server or a cluster."""
+    return _commands.value[using, purpose]
+
+
+def _make_commands(whose: tuple[str, Purpose]) -> Commands:
+    using, purpose = whose
     make_node = partial(_plain_node, BACKGROUND, using, purpose)
     return ClusterCommands(slot_map(using), make_node) if is_cluster(using) else ServerCommands(make_node(None))
 
+
+_commands = owned_table("drivers", _make_commands, lambda _commands: None)
 
 # --- listening --------------------------------------------------------------------------------------------------------
 

@@ -261,13 +261,11 @@ def check_entry(using: str) -> None:
 
 
 @remembered("connections")
-def source(using: str, node: Address | None = None) -> Source:
-    """How to connect to an alias's server, or to one node of its cluster.
+def source(using: str) -> Source:
+    """How to connect to an alias's server.
 
     Raises ImproperlyConfigured if the entry has no Redis client that can be used for locks.
     """
-    if node is not None:
-        return Source(cast("ClusterClient", cluster_client(using)).make_pool(node))
     return _make_source(using)
 
 
@@ -453,7 +451,8 @@ class SparingServer(Server):
 
 def _make_server(key: _Key) -> Server:
     using, node, purpose = key
-    reached = source(using, node).within(_longest(using, purpose))
+    its = source(using) if node is None else Source(cast("ClusterClient", cluster_client(using)).make_pool(node))
+    reached = its.within(_longest(using, purpose))
     # The server that an alias's store needs is started here, since that takes longer than a call may.
     if place := _place_in_memory(using):
         quarantine = get_settings(using).longest_lease if NODE_MARK in using else None

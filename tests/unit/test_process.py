@@ -53,52 +53,51 @@ def test_threads_that_are_first_get_the_same_one():
     making = threading.Barrier(TOGETHER)
 
     @remembered("drivers")
-    def make(name: str, more: object = None) -> object:
+    def make(name: str) -> object:
         making.wait(PATIENCE)  # until all of them are here
         return object()
 
     assert len(set(ask_together(lambda: make("x")))) == 1
-    assert make("x") is make("x", None) is make("x", more=None)
 
 
 @pytest.mark.parametrize("event", ["settings", "fork"])
 def test_another_is_made_after_a_change(event):
     @remembered("drivers")
-    def make() -> object:
+    def make(name: str) -> object:
         return object()
 
-    before = make()
-    assert make() is before
+    before = make("x")
+    assert make("x") is before
     process._run(event)
-    assert make() is not before
+    assert make("x") is not before
 
 
 def test_what_is_being_made_during_a_change_is_made_again():
     made: list[object] = []
 
     @remembered("drivers")
-    def make() -> object:
+    def make(name: str) -> object:
         made.append(object())
         if len(made) == 1:
             forget()
         return made[-1]
 
-    assert make() is made[1] is make()
+    assert make("x") is made[1] is make("x")
 
 
 def test_what_cannot_be_made_is_tried_again():
     tries: list[int] = []
 
     @remembered("drivers")
-    def make() -> object:
+    def make(name: str) -> object:
         tries.append(1)
         if len(tries) == 1:
             raise LookupError
         return object()
 
     with pytest.raises(LookupError):
-        make()
-    assert make() is make()
+        make("x")
+    assert make("x") is make("x")
 
 
 QUORUM = {"quorum": {"NODES": ["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"]}}
@@ -131,10 +130,6 @@ def test_drivers_and_connections(settings, using, get):
         finally:
             sys.setswitchinterval(interval)
         assert len({id(each) for each in got}) == 1
-
-
-def test_an_argument_left_out_is_its_default():
-    assert servers.source("default") is servers.source("default", None)
 
 
 # --- the exit ---------------------------------------------------------------------------------------------------------
