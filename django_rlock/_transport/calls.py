@@ -212,8 +212,7 @@ def _packed_once(call: ScriptCall, nonce: bytes, first: bytes, with_source: bool
         rest = *rest, call.fresh
     start = _start(template.script, len(keys), 2 + len(rest), with_source)
     packed_keys = keys.packed if isinstance(keys, ManyKeys) else pack_words(keys)
-    words = pack_words((first, *rest))
-    return b"".join((start, packed_keys, _NONCE_FOLLOWS, nonce, b"\r\n", words))
+    return b"".join((start, packed_keys, _NONCE_FOLLOWS, nonce, b"\r\n", pack_words((first, *rest))))
 
 
 @lru_cache(maxsize=MOST_KEPT)
@@ -333,12 +332,15 @@ class Driver(Caller, Listening, Protocol):
         """
 
 
+_send, _NOTHING = CoroutineType.send, itertools.repeat(None)
+
+
 def run_flow(flow: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
     """Call a coroutine function whose coroutine never suspends, because its driver blocks, and run that to its end."""
     try:
         # One call into C makes the coroutine and runs it. If a signal's exception came in between, Python would warn
         # that the coroutine "was never awaited".
-        next(map(CoroutineType.send, itertools.starmap(flow, (args,)), (None,)))  # type: ignore[arg-type]
+        next(map(_send, itertools.starmap(flow, (args,)), _NOTHING))  # type: ignore[arg-type]
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise RuntimeError("A lock's flow suspended under a blocking driver.")
@@ -430,11 +432,9 @@ class RetryingTopology(Topology):
         # Counts are absolute, so a call that was executed can be sent again: rules 1 and 4 of
         # docs/design/architecture.md. All tries share one REPLY_GRACE.
         give_up_at = call.sent_at + PATIENCE if until is None else max(until, call.sent_at)
-        pauses = 0
-        with_source = False
-        refused = False
+        pauses = retries = 0
+        with_source = refused = False
         down_since = None
-        retries = 0
         reason = failure
         while True:
             if isinstance(failure, NoScriptError):

@@ -48,22 +48,23 @@ NAME_SHARED_FOR = 1.0
 class AcquireRequest:
     """The parameters of one acquire.
 
-    ``wait`` is how long to wait for the lock, in seconds (None: no limit). ``lease`` is how long the lock may be held
-    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
-    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
-    taken; otherwise the caller logs it. ``owner_id`` is the owner id of a MultiLock's attempt, of which this is a part;
-    "" for a separate attempt, which draws a new owner id.
+    ``started`` is the monotonic time at which it began, and ``until`` when its wait ends (None: never). ``lease`` is
+    how long the lock may be held, in seconds (None: until released, renewed by the watchdog). ``scoped`` is 1 if the
+    hold belongs to a block. With ``once`` the acquire waits only for an unreachable server, not for another owner.
+    ``logs`` is whether to log that the lock is taken; otherwise the caller logs it. ``owner_id`` is the owner id of a
+    MultiLock's attempt, of which this is a part; "" for a separate attempt, which draws a new owner id.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
 
-    __slots__ = ("failed", "lease", "logs", "once", "owner", "owner_id", "scoped", "wait")
+    __slots__ = ("failed", "lease", "logs", "once", "owner", "owner_id", "scoped", "started", "until")
 
     failed: Attempt
 
     def __init__(
         self,
         owner: Owner,
+        started: float,
         wait: float | None,
         lease: float | None,
         scoped: int = 0,
@@ -72,7 +73,8 @@ class AcquireRequest:
         owner_id: str = "",
     ) -> None:
         self.owner = owner
-        self.wait = wait
+        self.started = started
+        self.until = None if wait is None else started + wait
         self.lease = lease
         self.scoped = scoped
         self.once = once or wait == 0
@@ -83,16 +85,12 @@ class AcquireRequest:
         """The lease to request from the server, in seconds."""
         return options.watchdog_timeout if self.lease is None else self.lease
 
-    def until(self, now: float) -> float | None:
-        """When a wait that begins now ends."""
-        return None if self.wait is None else now + self.wait
-
 
 @a_call
 async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members. Raises LockTimeoutError
     if a block cannot be entered."""
-    started, owner = driver.now(), request.owner
+    owner = request.owner
     if owner.pool or (owner.thread and "task_context" in BRIDGE.__dict__):
         release_at_job_end(lock, owner)
     if lock.at_least is not None:
@@ -109,12 +107,12 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
             request.failed.check_speed()
     except LockUnavailableError as error:
         about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
-        signals.lock_unavailable.notify(about, waited=driver.now() - started, reason=error.reason)
+        signals.lock_unavailable.notify(about, waited=driver.now() - request.started, reason=error.reason)
         raise
     finally:
         owner.is_calling = before
     if not taken:
-        await _give_up(driver, request, driver.now() - started)
+        await _give_up(driver, request, driver.now() - request.started)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())
@@ -191,7 +189,7 @@ def take_serialized(lock: AbstractLock, driver: Driver, request: AcquireRequest)
 
 
 async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
-    until = request.until(driver.now())
+    until = request.until
     taken = False
     try:
         call = NAMED_CALLS.call(key_of(lock, request.owner))
@@ -200,8 +198,7 @@ async def _take_named(lock: AbstractLock, driver: Driver, request: AcquireReques
                 lease = request.lease_under(settings_of(lock.using))
                 request.failed = Attempt(lock, driver, request.owner, request.owner.owner_id, lease, until)
                 return False
-            if until is not None:
-                request.wait = max(until - driver.now(), 0.0)
+            request.started = driver.now()
             taken = bool(await lock._engine.take(lock, driver, request))
     except BaseException:
         if taken and (hold := HOLDS.get(lock, request.owner)):  # its end was interrupted
@@ -221,10 +218,9 @@ async def take(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> b
     options = settings_of(lock.using)
     if (options.nodes is None) is (lock.kind == QUORUM_KIND):
         options.check_kind(lock.kind)
-    owner, started = request.owner, driver.now()
-    # As lease_under() and until(), without calls.
-    lease = options.watchdog_timeout if request.lease is None else request.lease
-    give_up_at = until = None if request.wait is None else started + request.wait
+    owner, started = request.owner, request.started
+    lease = options.watchdog_timeout if request.lease is None else request.lease  # as lease_under(), without a call
+    give_up_at = until = request.until
     key: Key = PLACES.value[lock.using], lock.name, lock._kind.scope, owner.serial  # as key_of(), without a call
     outer = HOLDS.table.get(key) if HOLDS.table else None
     # An owner that holds the lock enters again at once, even if others wait: they wait for its last release.

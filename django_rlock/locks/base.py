@@ -233,7 +233,7 @@ class BaseLock(HeldLock):
         if wait is UNSET:
             wait = settings_of(self.using).wait_time
         lease = self.lease_time if lease is UNSET else lease_seconds(lease)
-        return AcquireRequest(self._named_owner or driver.owner(), wait, lease)
+        return AcquireRequest(self._named_owner or driver.owner(), driver.now(), wait, lease)
 
     # --- release -----------------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class BaseLock(HeldLock):
             check_until_commit(self, driver)
         owner = self._named_owner or driver.owner()
         wait = settings_of(self.using).wait_time if self.wait_time is UNSET else self.wait_time
-        return AcquireRequest(owner, wait, self.lease_time, 1, False, describe)
+        return AcquireRequest(owner, driver.now(), wait, self.lease_time, 1, False, describe)
 
     def _depth(self, key: Key) -> tuple[int, int]:
         """The count of a part, without the holds that the end of a transaction releases, and its number of blocks."""

@@ -356,7 +356,7 @@ async def _release(driver: Driver, taken: Taken) -> list[RLockError]:
     for lock, hold in zip(group.locks, holds, strict=True):
         hold.count = 0
         try:
-            release.note_released(hold.lock, hold, call, lock not in missing, now)
+            release.note_released(hold.lock, hold, call, lock not in missing, driver)
         except RLockError as failure:
             failures.append(failure)
     return failures

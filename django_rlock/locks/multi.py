@@ -49,12 +49,12 @@ class AllOrNone:
     script frees what one owner id holds on a server, and two places that are one server must not look like a re-entry.
     """
 
-    def __init__(self, driver: Driver, request: AcquireRequest, until: float | None, keys: list[Key]) -> None:
+    def __init__(self, driver: Driver, request: AcquireRequest, keys: list[Key]) -> None:
         self.driver = driver
         self.request = request
         self.owner = request.owner
         self._owner_ids: dict[str, str] = {}
-        self.until = until
+        self.until = request.until
         self.taken: list[AbstractLock] = []
         self.lent: list[Hold] = []
         self._begun: set[object] = set()
@@ -153,8 +153,9 @@ class AllOrNone:
         self, lock: AbstractLock, lease: float | None, wait: float | None, once: bool = False
     ) -> bool:
         scoped, owner_id = self.request.scoped, self._owner_id(lock.using)
-        request = AcquireRequest(self.owner, wait, lease, scoped, once, owner_id=owner_id)
-        taken = await acquire.take_serialized(lock, self.driver.at(lock.using), request)
+        driver = self.driver.at(lock.using)
+        request = AcquireRequest(self.owner, driver.now(), wait, lease, scoped, once, owner_id=owner_id)
+        taken = await acquire.take_serialized(lock, driver, request)
         if taken:
             self.taken.append(lock)
         else:
@@ -298,7 +299,7 @@ class MultiEngine:
     @staticmethod
     async def take(lock: MultiLock, driver: Driver, request: AcquireRequest) -> bool:
         grouping = _grouping(lock, driver)
-        attempt = AllOrNone(driver, request, request.until(driver.now()), grouping.keys_of(request.owner))
+        attempt = AllOrNone(driver, request, grouping.keys_of(request.owner))
         try:
             return await attempt.run(lock.parts, grouping.pieces)
         except BaseException as error:

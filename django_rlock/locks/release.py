@@ -80,25 +80,25 @@ async def _release(lock: AbstractLock, driver: Driver, owner: Owner, blocks: int
         owner.is_calling = before
         if hold.lost_below:
             HOLDS.uncover_lost(hold)
-    note_released(lock, hold, call, reply[1] == 1, driver.now())
+    note_released(lock, hold, call, reply[1] == 1, driver)
     # An inner release set the lease anew on the server, as a renewal does.
     if hold.count and kind.release_renews:
         hold.lease_from(call.sent_at, hold.lease, hold.renewed)
         watch(hold)
 
 
-def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, now: float) -> None:
+def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, driver: Driver) -> None:
     """Handle the server's reply to a release."""
     # "Not yours", to a last release that was sent twice: the first copy did it. After an inner one it is held.
-    was_executed = hold.count == 0 and call.sends > 1 and now < hold.deadline
-    if not owned and not was_executed:
+    was_executed = owned or (hold.count == 0 and call.sends > 1 and driver.now() < hold.deadline)
+    if not was_executed:
         lose(hold, FREED)
         raise hold.lost_error()
     if hold.count == 0:
         if hold.late_lease:
-            undo_late_copies(hold, now)
-        count_hold(hold, now)
-        report_released(lock, hold, now)
+            undo_late_copies(hold, driver.now())
+        count_hold(hold, call.sent_at)
+        report_released(lock, hold, call.sent_at)
 
 
 async def _release_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> None:

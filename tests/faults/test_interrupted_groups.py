@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from django_rlock import FairLock, FencedLock, LockTimeoutError, MultiLock, ReadLock, RLock
+from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import run_sync
 from django_rlock._transport.identity import current_owner
 from django_rlock._transport.registry import sync_driver
@@ -92,7 +93,7 @@ def test_failed_attempt_keeps_no_lock_whose_earlier_loss_was_forgotten_meanwhile
 
 def attempt_at(several):
     keys = [key_of(part, current_owner()) for part in several.parts]
-    return AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), 0, None), None, keys)
+    return AllOrNone(sync_driver("default"), AcquireRequest(current_owner(), monotonic(), 0, None), keys)
 
 
 def test_failed_attempt_forgets_a_lock_that_was_lost_during_it():

@@ -266,7 +266,7 @@ class Visitor(Actor):
         return waits, HOLDS.get(self.lock, self.owner) is None, self.owner.owner_id, [*UNSETTLED]
 
     async def _visit(self, wait: float | None) -> str:
-        if not await take(self.lock, self.driver, AcquireRequest(self.owner, wait, self.lease)):
+        if not await take(self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, self.lease)):
             return "timeout"
         self.world.enter(self)
         try:
@@ -295,7 +295,7 @@ class Returner(Visitor):
 
     async def _stay(self) -> None:
         await self.lock._engine.extend(self.lock, self.driver, self.owner, LEASE / 2 + self.visits)
-        await take(self.lock, self.driver, AcquireRequest(self.owner, None, 2 * LEASE))
+        await take(self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), None, 2 * LEASE))
         try:
             await self.lock._engine.extend(self.lock, self.driver, self.owner, 3 * LEASE)
         finally:

@@ -60,7 +60,9 @@ class Truster(Visitor):
         return ", ".join(results)
 
     async def _visit_once(self, wait: float | None) -> str:
-        if not await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, None)):
+        if not await self.lock._engine.take(
+            self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, None)
+        ):
             return "timeout"
         self.world.enter(self)
         outcome = "served"

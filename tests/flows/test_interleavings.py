@@ -246,8 +246,12 @@ class Nested(Visitor):
 
     async def _visit(self, wait: float | None) -> str:
         try:
-            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
-            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
+            await self.lock._engine.take(
+                self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, LEASE)
+            )
+            await self.lock._engine.take(
+                self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, LEASE)
+            )
             await suspend("inside")
             await self.lock._engine.release(self.lock, self.driver, self.owner)
             hold = HOLDS.get(self.lock, self.owner)

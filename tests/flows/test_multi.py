@@ -52,7 +52,7 @@ class Fiddler(Guest):
 
     async def _stay(self) -> None:
         part = self.lock.parts[-1]
-        await part._engine.take(part, self.driver, AcquireRequest(self.owner, None, 2 * LEASE))
+        await part._engine.take(part, self.driver, AcquireRequest(self.owner, self.driver.now(), None, 2 * LEASE))
         try:
             await part._engine.extend(part, self.driver, self.owner, 3 * LEASE)
         finally:

@@ -87,7 +87,7 @@ MUTANTS: dict[str, tuple[Mutate, Callable[..., None], str]] = {
         sent_twice_in_a_long_hold, SHORTENED,
     ),
     "the second of two releases finds the lock not held": (
-        changed(release, "note_released", "if not owned and not was_executed:", "if not owned:"),
+        changed(release, "note_released", "if not was_executed:", "if not owned:"),
         sent_twice, LOST,
     ),
     "what was abandoned is cleaned up once": (

@@ -102,7 +102,7 @@ class Sharer(Visitor):
 
     async def _stay(self) -> None:
         await self.lock._engine.extend(self.lock, self.driver, self.owner, 2 * self.asks)
-        await take(self.lock, self.driver, AcquireRequest(self.owner, None, self.asks))
+        await take(self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), None, self.asks))
         await self.lock._engine.release(self.lock, self.driver, self.owner)
         await suspend("inside")
 

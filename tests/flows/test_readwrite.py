@@ -21,7 +21,9 @@ class Staying(Visitor):
     """Takes the lock for good."""
 
     async def _visit(self, wait: float | None) -> str:
-        assert await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, wait, LEASE))
+        assert await self.lock._engine.take(
+            self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, LEASE)
+        )
         return "served"
 
 
@@ -34,9 +36,9 @@ class SteppingDown(Visitor):
 
     async def _visit(self, wait: float | None) -> str:
         write, read = self.lock, ReadLock(NAME)
-        assert await write._engine.take(write, self.driver, AcquireRequest(self.owner, wait, LEASE))
+        assert await write._engine.take(write, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, LEASE))
         self.world.enter(self)
-        assert await read._engine.take(read, self.driver, AcquireRequest(self.owner, wait, LEASE))
+        assert await read._engine.take(read, self.driver, AcquireRequest(self.owner, self.driver.now(), wait, LEASE))
         self.lock = read  # others may read from when the server has the command
         await write._engine.release(write, self.driver, self.owner)
         if self.for_good:

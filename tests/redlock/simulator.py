@@ -550,7 +550,9 @@ class Client:
         began, asked = self.world.now, self.clock()
         lease = None if renewed else self.lease
         try:
-            if not await lock._engine.take(lock, driver, AcquireRequest(self.owner, self.world.setting.wait, lease)):
+            if not await lock._engine.take(
+                lock, driver, AcquireRequest(self.owner, driver.now(), self.world.setting.wait, lease)
+            ):
                 return False
         except RLockError:
             return False
@@ -572,7 +574,9 @@ class Client:
 
     async def visit_again(self, stay: float) -> None:
         with suppress(RLockError):
-            await self.lock._engine.take(self.lock, self.driver, AcquireRequest(self.owner, 1.0, self.lease))
+            await self.lock._engine.take(
+                self.lock, self.driver, AcquireRequest(self.owner, self.driver.now(), 1.0, self.lease)
+            )
             await suspend(self.clock() + stay)
             await self.lock._engine.release(self.lock, self.driver, self.owner)
 
