@@ -231,11 +231,11 @@ def noting_replies(note: Callable[[], object]) -> Iterator[None]:
 
     A sentinel that is silent has its own time limit, whose end counts as a reply, too.
     """
-    _connecting.note = note
+    former, _connecting.note = _connecting.note, note
     try:
         yield
     finally:
-        _connecting.note = _ignore
+        _connecting.note = former
 
 
 def _ignore() -> None: ...

@@ -22,6 +22,7 @@ import redis
 from django.core.management import call_command
 
 from django_rlock import LockUnavailableError, RLock
+from django_rlock._core.redis_py import noted, noting_replies
 from tests.answering import Answer, refusing, saying, serving
 from tests.eventually import eventually
 from tests.topologies.servers import command
@@ -217,3 +218,19 @@ def test_one_to_a_sentinel(started: Any, use: Any, ask: Callable[[], None]) -> N
 def connections(sentinel: Any) -> int:
     """How many a sentinel has."""
     return len(command(sentinel, "CLIENT LIST").splitlines())
+
+
+def test_replies_after_a_block_within_a_block_are_the_outer_blocks(redis_client: redis.Redis) -> None:
+    """A connection may be opened while another one is: a project's credential provider may take a lock."""
+    outer, inner = list[bool](), list[bool]()
+    connection = noted(redis_client.connection_pool.make_connection())
+    try:
+        with noting_replies(lambda: outer.append(True)):
+            with noting_replies(lambda: inner.append(True)):
+                connection.connect()
+            assert (bool(inner), outer) == (True, [])
+            connection.send_command("PING")
+            connection.read_response()
+            assert outer == [True]
+    finally:
+        connection.disconnect()
