@@ -129,12 +129,14 @@ class Heartbeats:
             group = self._groups[key] = Group(wait.lock)
         group.waits[id(wait)] = wait
         if wait.asked_at < group.lost_at:
-            wait.wake()  # its ticket may be lost with those of the others, who have been told
+            # The server may have lost the queue after this wait drew its ticket. The waits that the group had by then
+            # were woken to take new tickets.
+            wait.wake()
         if wait.outside and not group.subscriptions:
             lock, its = group.lock, listener(self._using)
             for channel in lock._kind.outside_channels(lock):
                 group.subscriptions.append(its.call_at(channel, lambda _: heartbeat_soon(lock)))
-        # For a waiter that has just learned of the lease's end, or waits again after a grant to another one.
+        # The lease may end earlier than the group knows: the wait has just tried to take the lock.
         group.heartbeat_at = min(group.heartbeat_at, wait.heartbeat_at)
         is_exact = wait.heartbeat_at < now + _REGULAR * self._shortest_pause
         self._plan(key, group, min(group.planned, wait.heartbeat_at), is_exact)
