@@ -47,8 +47,9 @@ class Holds:
     A question about one lock, one owner or one request does not look through the whole table. A hold is also noted with
     its owner (``Owner.holds``), with the request or task for which it was taken (``Work.holds``), and beside the holds
     of few other names (``_near``). Only the table decides: a note without an entry is passed over. A hold is noted
-    after its entry is made, and forgotten after its entry is removed. If an interruption comes in between, the code
-    that handles it removes the hold.
+    with its owner before its entry is made, so an owner without notes holds nothing, also for a signal handler that
+    comes in between. Other notes are made after that, and all are forgotten after the entry is removed. If an
+    interruption comes in between, the code that handles it removes the hold.
     """
 
     def __init__(self) -> None:
@@ -94,18 +95,18 @@ class Holds:
         return self.table.keys().isdisjoint(keys)
 
     def put(self, hold: Hold) -> None:
+        hold.owner.holds[hold] = None
         self.table[hold.key] = hold
         # As _note(), without a call.
-        hold.owner.holds[hold] = None
         if hold.context is not None:
             hold.context.holds[hold] = None
         self._near[hash(hold.lock.name) & NEAR][hold] = None
 
     def put_all(self, keys: Iterable[Key], holds: Sequence[Hold]) -> None:
         """Put all or none, which one owner has taken now: the table is changed by one call into C."""
-        self.table.update(zip(keys, holds, strict=True))
         first, noted, near = holds[0], dict.fromkeys(holds), self._near
         first.owner.holds.update(noted)
+        self.table.update(zip(keys, holds, strict=True))
         if first.context is not None:
             first.context.holds.update(noted)
         for hold in holds:

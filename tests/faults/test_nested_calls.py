@@ -160,6 +160,32 @@ def test_a_handler_inside_of_a_block_enters_again(during, redis_client):
     eventually(lambda: not redis_client.exists("rlock:stock:42"))
 
 
+def several(name):
+    return MultiLock(FairLock(name), FairLock(f"{name}, too"))
+
+
+@pytest.mark.parametrize("make", [several, *[make for make, *_ in MAKE.values()]], ids=["several", *MAKE])
+def test_a_block_that_is_refused_releases_nothing(make, redis_client):
+    """Wherever it interrupts the call that takes the lock; also where only a part of the tables has the new hold."""
+    outcomes = []
+
+    def handle() -> None:
+        try:
+            with make("stock:42"):
+                outcomes.append("entered")
+        except RuntimeError as error:
+            outcomes.append(str(error))
+
+    for number in itertools.count(1):
+        lock = make("stock:42")
+        is_interrupted(lock.acquire, number, handle)
+        lock.release()
+        if len(outcomes) < number:
+            break
+    assert any(INSIDE in outcome for outcome in outcomes)
+    assert not redis_client.exists("rlock:stock:42")
+
+
 # --- at every opcode of a named owner's call --------------------------------------------------------------------------
 
 # The calls of a named owner wait for each other: one must not wait for a call that can only go on after it.
