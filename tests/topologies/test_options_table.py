@@ -13,6 +13,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from django_rlock._transport.pool import Source
+from django_rlock._transport.servers import SENTINEL_WITHIN
 from tests.topologies.documented import OPTIONS
 
 SECTION = OPTIONS.read_text(encoding="utf-8").partition("## Options of the entry\n")[2].partition("\n## ")[0]
@@ -49,3 +50,8 @@ def test_an_option_of_a_connection_is_what_its_row_says(name: str) -> None:
     reaches_links = options.get(name) == marker
     if VERDICTS[name] != "not":
         assert reaches_links == (VERDICTS[name] == "honoured")
+
+
+def test_a_silent_sentinel_takes_as_long_as_its_row_says() -> None:
+    [says] = [says for names, says in ROWS if "`SENTINELS`" in names]
+    assert f"at most {SENTINEL_WITHIN:g} s;" in says
