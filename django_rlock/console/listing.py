@@ -302,7 +302,8 @@ class Overview:
         """The page. Its locks and the locks of silent holders are read and count with their current state, because a
         report outlives the locks that it names."""
         listing = Listing(self._listed, self._params)
-        shown = [lock for lock in self._listed if lock.state == LockState.SILENT][:_MAX_SILENT]
+        silent = LockState.SILENT  # an enumeration's attribute takes longer than the comparison
+        shown = [lock for lock in self._listed if lock.state == silent][:_MAX_SILENT]
         for _round in range(0 if self._reads_all else _MAX_READINGS):
             shown += listing.page.object_list  # including locks that moved up
             unread = {identity: lock for lock in shown if (identity := _identity(lock)) not in self._read}
@@ -315,7 +316,9 @@ class Overview:
         """Read these locks; returns whether all have the state that was reported."""
         found = mark(self._survey.shown([(lock.using, lock.name) for lock in reported.values()]), self.deadlocks)
         self._read |= dict.fromkeys(reported) | {_identity(lock): lock for lock in found}
-        self._listed = [lock for listed in self._listed if (lock := self._read.get(_identity(listed), listed))]
+        # By the objects: most locks of a long list are not read, and need not be identified.
+        read = {id(listed): self._read[identity] for identity, listed in reported.items()}
+        self._listed = [lock for listed in self._listed if (lock := read.get(id(listed), listed))]
         return all(
             (lock := self._read[identity]) and lock.state == listed.state for identity, listed in reported.items()
         )
