@@ -22,7 +22,6 @@ from django_rlock._transport.connection import (
     DOUBTED_AFTER,
     INCOMPLETE,
     LATER,
-    USUAL,
     Connection,
     ErrorReply,
     check_reply,
@@ -190,12 +189,12 @@ class TaskConnection:
         connection, owed = self.connection, self._owed
         while True:
             expected = owed[0][0] if owed else None
-            came = connection.receive() if expected is None else connection.receive(expected[0], expected[1].tail)
+            came = connection.receive() if expected is None else connection.receive(expected[0])
             if not came:
                 return
             if not owed:
                 raise stray()
-            for reply in (USUAL,) if came is USUAL else iter(connection.next_reply, INCOMPLETE):
+            for reply in iter(connection.next_reply, INCOMPLETE) if came is True else (came,):
                 self.heard_at = monotonic()  # of a whole reply: what begins another one may never end
                 self._take(reply)
             if once:
@@ -208,8 +207,8 @@ class TaskConnection:
         expected, slot, _, _ = owed[0]
         if expected is not None and type(reply) is not ErrorReply:
             nonce, script = expected
-            # As if it was parsed: no other reply can have this nonce.
-            reply = [nonce, script.usual[0]] if reply is USUAL else check_reply(reply, nonce, script)
+            # As check_reply(), without a call.
+            reply = [nonce, script.usual[0]] if reply is nonce and script.usual else check_reply(reply, nonce, script)
         if not slot.done():
             slot.set_result(reply)
         # Last, since a slot must be found until it has its reply; a slot may have broken the connection off.

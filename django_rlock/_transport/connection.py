@@ -38,8 +38,6 @@ except ImportError:
 
 INCOMPLETE = object()
 """Stands for a reply whose bytes have not all arrived."""
-USUAL = object()
-"""Stands for the usual reply to a script, which was recognized by its bytes."""
 
 LONGEST_REPLY = 64 * 2**20
 """How many bytes a reply may have."""
@@ -193,7 +191,7 @@ _READ = 65_536
 _READ_FIRST = 448
 """How many bytes are read first. A lock's reply is shorter, and Python allocates 512 bytes several times as fast."""
 
-_USUAL_HEAD = b"*2\r\n$15\r\n"  # of a nonce and one value
+_NONCE_ALONE = b"$15\r\n%b\r\n"
 LATER = BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError, TimeoutError
 """The errors of a socket that currently has nothing to read, or cannot accept more data."""
 
@@ -285,10 +283,9 @@ class Connection:
 
     # --- blocking exchanges ------------------------------------------------------------------------------------------
 
-    def ask(self, packed: bytes, limit: float, nonce: bytes = b"", tail: bytes = b"") -> Any:
-        """Return the reply to one command; a server's error is an ErrorReply. USUAL is the reply whose bytes are the
-        nonce and ``tail``, and need no parser. ``limit`` begins when the connection was taken. Close it after any
-        exception."""
+    def ask(self, packed: bytes, limit: float, nonce: bytes = b"") -> Any:
+        """Return the reply to one command; a server's error is an ErrorReply. A reply that is the nonce alone needs no
+        parser. ``limit`` begins when the connection was taken. Close it after any exception."""
         if not self._is_swift or limit < TICK or len(packed) > _MOST_SENT_AT_ONCE:
             return self.ask_all(packed, 1, limit)[0]
         sock = self.sock
@@ -297,8 +294,8 @@ class Connection:
             data = sock.recv(_READ_FIRST)
             if not data:
                 raise _closed()
-            if tail and data == _USUAL_HEAD + nonce + tail:
-                return USUAL
+            if data == _NONCE_ALONE % nonce:
+                return nonce
             self._feed(data)
             reply = self._gets()
         except BlockingIOError:
@@ -375,9 +372,9 @@ class Connection:
 
     # --- by readiness ------------------------------------------------------------------------------------------------
 
-    def receive(self, nonce: bytes = b"", tail: bytes = b"") -> object:
+    def receive(self, nonce: bytes = b"") -> bool | bytes:
         """Receive what has arrived on a readable, non-blocking socket, for ``next_reply``; returns whether any has, or
-        USUAL as ``ask`` does."""
+        the nonce if the reply is that alone."""
         try:
             data = self.sock.recv(_READ_FIRST)
         except LATER:
@@ -386,8 +383,8 @@ class Connection:
             raise _broken(error) from error
         if not data:
             raise _closed()
-        if tail and data == _USUAL_HEAD + nonce + tail:
-            return USUAL
+        if data == _NONCE_ALONE % nonce:
+            return nonce
         self._reader.feed(data)
         if len(data) == _READ_FIRST:
             with contextlib.suppress(RedisError):  # no more has arrived; or the end, which the next call will find
@@ -440,6 +437,8 @@ def check_reply(reply: Any, nonce: bytes, script: Script) -> list[Any]:
     exception for the error."""
     # A connection may bring the reply to another command, whose caller was interrupted before it read that: rule 2 of
     # docs/design/architecture.md.
+    if reply == nonce and script.usual:
+        return [nonce, script.usual[0]]
     if type(reply) is list and reply and reply[0] == nonce:
         if len(reply) == 2:
             if reply[1] in script.usual:  # without a further call

@@ -39,7 +39,6 @@ from django_rlock._core.text import hide_secrets, shown
 from django_rlock._transport.calls import REPLY_GRACE, UNLIMITED, ScriptCall, next_nonce, pack, run_sync
 from django_rlock._transport.connection import (
     DOUBTED_AFTER,
-    USUAL,
     Connection,
     ConnectionSlot,
     Expected,
@@ -425,8 +424,9 @@ class ThreadBinding:
             call.sends += 1
             try:
                 script = call.template.script
-                reply = connection.ask(packed, limit, nonce, script.tail)
-                reply = [nonce, script.usual[0]] if reply is USUAL else check_reply(reply, nonce, script)
+                raw = connection.ask(packed, limit, nonce)
+                # As check_reply(), without a call.
+                reply = [nonce, script.usual[0]] if raw is nonce and script.usual else check_reply(raw, nonce, script)
             except NoScriptError:
                 reply = _ask_by_source(connection, call, server.left_of(limit, connection.used_at))
         except BaseException as error:

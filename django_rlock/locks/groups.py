@@ -9,6 +9,7 @@ from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeVar
 
 from django_rlock._redis import keys, scripts
+from django_rlock._redis.scripts import OK
 from django_rlock._transport.calls import Driver, ManyKeys, ScriptCall, Template
 from django_rlock._transport.identity import Owner
 from django_rlock._transport.worker import clean_up
@@ -144,8 +145,12 @@ class LockGroup:
         """The tokens in a reply to ``acquire_call``."""
         return dict(zip(self._fenced, reply[2], strict=True)) if self._fenced else {}
 
+    def missing_in(self, reply: Sequence[Any]) -> set[AbstractLock]:
+        """The locks that the owner did not hold, by a reply to ``release_call``."""
+        return set() if reply[1] == OK else self.at(reply[1])
+
     def release_call(self, owner_id: str) -> ScriptCall:
-        """Frees the locks that the owner holds; returns the positions of the others, counted from 1."""
+        """Frees the locks that the owner holds; returns OK, or the positions of the others, counted from 1."""
         if self._freeing is None:
             rest: tuple[int | str, ...] = (
                 milliseconds(self.settings.claim_time),
@@ -367,13 +372,13 @@ async def _send_release(driver: Driver, taken: Taken, call: ScriptCall, deadline
     group, holds = taken
     until = min(deadline, driver.now() + RELEASE_PATIENCE)
     try:
-        return group.at((await driver.run(call, until))[1])
+        return group.missing_in(await driver.run(call, until))
     except LockUnavailableError:
         if not group.divide(driver):
             raise
     call.sends, gone = 0, set[AbstractLock]()  # its server has executed nothing of the whole
     for part in group.divided:
         its = part.release_call(holds[0].owner_id)
-        gone |= part.at((await driver.run(its, until))[1])
+        gone |= part.missing_in(await driver.run(its, until))
         call.sends = max(call.sends, its.sends)
     return gone

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from django_rlock import RLock
 from django_rlock._core.threads import Alive
-from django_rlock._redis.scripts import RLOCK_ACQUIRE
+from django_rlock._redis.scripts import OK, RLOCK_ACQUIRE
 from django_rlock._transport.async_connection import TaskConnection
 from django_rlock._transport.async_pool import TASKS, LoopConnections, connections_of
 from django_rlock._transport.calls import pack_command
@@ -114,10 +114,10 @@ def ends_of(asked: list[asyncio.Future[object]]) -> list[object]:
 
 
 def test_reading(new_ends: Callable[[], Ends]) -> None:
-    replies = b"".join(b"*2\r\n$15\r\n%b\r\n:1\r\n" % nonce for nonce in NONCES)
+    replies = b"".join(b"$15\r\n%b\r\n" % nonce for nonce in NONCES)
     for asked in struck(lambda: ask_twice(new_ends, replies), lambda asked: asked.link.read()):
         for answer, nonce in zip(ends_of(asked.answers), NONCES, strict=True):
-            assert answer == [nonce, 1] or isinstance(answer, RedisConnectionError)
+            assert answer == [nonce, OK] or isinstance(answer, RedisConnectionError)
 
 
 def arrived(link: TaskConnection, servers: socket.socket) -> bytes:

@@ -32,12 +32,19 @@ __all__ = ["forget", "often"]
 
 NUMBER, TEXT = re.compile(rb":(-?\d+)\r\n"), re.compile(rb"\$\d+\r\n[^\r]*\r\n")
 HEAD = re.compile(rb"\A\*(\d+)\r\n(\$15\r\n\d{15}\r\n)")
+ALONE = re.compile(rb"\A(\$15\r\n\d{15}\r\n)\Z")
+
+
+def written_out(reply):
+    """A nonce alone as a list, with what it usually stands for."""
+    return ALONE.sub(rb"*2\r\n\1$2\r\nOK\r\n", reply)
 
 
 def values(numbers, texts):
     """Changes what follows the nonce."""
 
     def change(reply):
+        reply = written_out(reply)
         head = HEAD.match(reply)
         if head is None:
             return reply
@@ -50,6 +57,7 @@ def more(number, added=b""):
     """Changes how many they are."""
 
     def change(reply):
+        reply = written_out(reply)
         head = HEAD.match(reply)
         if head is None:
             return reply
@@ -62,10 +70,10 @@ def more(number, added=b""):
 
 CHANGES = {
     "numbers are text": values(lambda found: b"$%d\r\n%b\r\n" % (len(found[1]), found[1]), lambda found: found[0]),
-    "text is a number": values(lambda found: found[0], b":7\r\n"),
+    "text is a number": values(lambda found: found[0], b":1\r\n"),
     "nothing": values(b"$-1\r\n", b"$-1\r\n"),
     "lists": values(b"*0\r\n", b"*1\r\n:1\r\n"),
-    "nothing but a null": lambda reply: b"$-1\r\n" if HEAD.match(reply) else reply,
+    "nothing but a null": lambda reply: b"$-1\r\n" if HEAD.match(written_out(reply)) else reply,
     "one less": more(-1),
     "one more": more(1, b":1\r\n"),
     "two more": more(2, b":1\r\n:1\r\n"),

@@ -10,7 +10,7 @@ import redis
 from redis.client import PubSub
 
 from django_rlock._redis import keys
-from django_rlock._redis.scripts import Script
+from django_rlock._redis.scripts import OK, Script
 from example_project.embedded import EmbeddedServer
 from tests.eventually import PATIENCE
 
@@ -80,6 +80,11 @@ def keys_of(script: Script) -> Sequence[str]:
     return OTHER_KEYS.get(script.name) or script.keys_of(KEY)
 
 
+def written_out(script: Script, reply: Any) -> list[Any]:
+    """A reply, with the value for which the nonce alone stands."""
+    return [reply, "OK" if script.usual[0] == OK else 1] if type(reply) is str else reply
+
+
 nonces = itertools.count(1)
 """They rise, as those of a process do."""
 
@@ -91,7 +96,7 @@ def run(redis_client: redis.Redis) -> Run:
     def call(script: Script, *args: str | int) -> Any:
         names = keys_of(script)
         sent = str(next(nonces))
-        nonce, *reply = redis_client.eval(script.source, len(names), *names, sent, *args)
+        nonce, *reply = written_out(script, redis_client.eval(script.source, len(names), *names, sent, *args))
         assert nonce == sent
         return reply[0] if len(reply) == 1 else reply
 

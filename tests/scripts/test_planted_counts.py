@@ -9,7 +9,7 @@ from django_rlock._redis import scripts
 from django_rlock._redis.scripts import Script
 from tests.conftest import OwnServer
 from tests.eventually import PATIENCE
-from tests.scripts.conftest import KEY, ME, OTHER, READS, keys_of
+from tests.scripts.conftest import KEY, ME, OTHER, READS, keys_of, written_out
 
 LEASE = 30_000
 MOST = 10_000
@@ -47,7 +47,7 @@ def run(client: redis.Redis, script: Script, args: list[str | int]) -> tuple[lis
     names = keys_of(script)
     before = client.info("stats")["total_commands_processed"]
     reply = client.eval(script.source, len(names), *names, "7", *args)
-    return reply, client.info("stats")["total_commands_processed"] - before
+    return written_out(script, reply), client.info("stats")["total_commands_processed"] - before
 
 
 def hold(owner: str, number: int = 1) -> str:

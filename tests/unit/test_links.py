@@ -113,12 +113,22 @@ def test_a_reply_that_is_too_long_is_refused_while_it_comes(ends: Ends, monkeypa
         ask(ours)
 
 
-@pytest.mark.parametrize("reply", [b"*0\r\n", b"*1\r\n$1\r\n7\r\n", b"*-1\r\n", b"$1\r\n7\r\n"])
+@pytest.mark.parametrize("reply", [b"*0\r\n", b"*1\r\n$1\r\n7\r\n", b"*-1\r\n", b"$1\r\n8\r\n"])
 def test_a_reply_that_says_nothing_is_refused(ends: Ends, reply: bytes) -> None:
     ours, servers = ends
     servers.sendall(reply)
     with pytest.raises(StaleReplyError):
         check_reply(ask(ours)[0], b"7", scripts.RLOCK_ACQUIRE)
+
+
+def test_a_nonce_alone_is_the_usual_reply_of_a_script_that_has_one(ends: Ends) -> None:
+    ours, servers = ends
+    for script, usual in ((scripts.RLOCK_ACQUIRE, b"OK"), (scripts.RLOCK_RELEASE, 1)):
+        servers.sendall(b"$1\r\n7\r\n")
+        assert check_reply(ask(ours)[0], b"7", script) == [b"7", usual]
+    servers.sendall(b"$1\r\n7\r\n")
+    with pytest.raises(StaleReplyError):
+        check_reply(ask(ours)[0], b"7", scripts.LOCK_STATE)
 
 
 def test_a_loop_gives_up_a_connection_on_which_a_reply_never_ends(ends: Ends) -> None:

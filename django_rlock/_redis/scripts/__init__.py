@@ -1,6 +1,7 @@
 """The Lua scripts, loaded once from the files beside this module.
 
 A script takes a nonce as ``ARGV[1]`` and returns it first, so a reply that belongs to another command is recognised.
+The nonce alone stands for the usual reply, OK or 1: to return a table costs a server as much as one or two commands.
 The line ``-- include: name`` in a script stands for the text of ``name.lua``.
 
 All are read at import: a process goes on with those of its own version when an update replaces the files, and to take
@@ -33,8 +34,6 @@ braces."""
 
 _WORDS = {OK: "OK", LOST: "LOST", QUEUED: "QUEUED", b"UPGRADE": "UPGRADE"}
 _VALUES = {"OK": bytes, "bytes": bytes, "int": int}
-_TAILS: dict[bytes | int, bytes] = {OK: b"\r\n$2\r\nOK\r\n", 1: b"\r\n:1\r\n"}
-"""How a reply ends on the wire, after its nonce, that has one of these values."""
 _get_data: Callable[[str], bytes] = cast("Any", __spec__).loader.get_data
 """Reads a file beside this module, also in a zip file: as pkgutil.get_data(), which takes three times as long."""
 _INCLUDE = re.compile(r"-- include: (\w+)$", re.MULTILINE)  # without "^": re finds a literal prefix fast
@@ -64,13 +63,12 @@ class Script:
     after the nonce: ``int``, ``bytes`` (text in UTF-8), ``texts`` (a list of bytes), ``numbers`` (a list of int),
     ``empty`` (a list), or the word itself, as ``OK``. ``usual`` are the most frequent replies that are a single value,
     and ``grants`` the types of the replies, with the nonce, that have values after ``OK``: both are recognized without
-    the pattern. The first of ``usual`` is recognized by its bytes, if they end with ``tail``; it is empty if they are
-    not known, because a reply that has come only in part would look complete.
+    the pattern. The nonce alone stands for the first of ``usual``.
 
     ``keys_of`` returns the script's keys for the key of a lock; it raises TypeError if they depend on more than that.
     """
 
-    __slots__ = ("grants", "joins", "keys_of", "name", "reply", "sha", "source", "tail", "usual")
+    __slots__ = ("grants", "joins", "keys_of", "name", "reply", "sha", "source", "usual")
 
     def __init__(self, name: str, source: str, reply: str, keys_of: KeysOf, joins: bool) -> None:
         self.name = name
@@ -82,7 +80,6 @@ class Script:
         alternatives = reply.split("|")
         alone = {each.strip("()+") for each in alternatives}
         self.usual: tuple[bytes | int, ...] = (*([OK] if "OK" in alone else ()), *((1, 0) if "int" in alone else ()))
-        self.tail = _TAILS.get(self.usual[0], b"") if self.usual else b""
         words = [each.split() for each in alternatives if each.startswith("OK ")]
         self.grants = {(bytes, *map(_VALUES.__getitem__, each)) for each in words if _VALUES.keys() >= set(each)}
 
@@ -155,7 +152,7 @@ FENCED_WAIT = Script.load("fenced_wait", "OK int|LOST|int int bytes", keys.fence
 JAVA_HEARTBEAT = Script.load("java_heartbeat", "(int int)+", keys.java_queue_keys)
 JAVA_LEAVE = Script.load("java_leave", keys_of=keys.release_keys)
 MULTI_ACQUIRE = Script.load("multi_acquire", "OK|OK numbers|QUEUED|int int")
-MULTI_RELEASE = Script.load("multi_release", "numbers|empty")
+MULTI_RELEASE = Script.load("multi_release", "OK|numbers")
 FAIR_ACQUIRE = Script.load("fair_acquire", "OK|LOST|int int bytes", keys.fair_keys)
 FAIR_RELEASE = Script.load("fair_release", keys_of=keys.fair_release_keys)
 FAIR_LEAVE = Script.load("fair_leave", keys_of=keys.fair_release_keys)

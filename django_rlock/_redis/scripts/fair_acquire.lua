@@ -10,8 +10,8 @@
 -- ARGV[5]  claim time, ms
 -- ARGV[6]  alive time, ms; 0 = do not wait, and give up the ticket
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if the holder does not
--- know the queue, else 0, the ticket that was drawn, or '' if none was}.
+-- Returns the nonce, for OK; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if the holder does
+-- not know the queue, else 0, the ticket that was drawn, or '' if none was}.
 
 local lock, queue, alive, member, count = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[3]
 local owner = string.match(member, '^/%d+/(.*)$', 37) or member
@@ -19,7 +19,7 @@ local owner = string.match(member, '^/%d+/(.*)$', 37) or member
 local function take()
     redis.call('hset', lock, owner, 1)
     redis.call('pexpire', lock, ARGV[4])
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 
 local left = redis.call('pttl', lock)
@@ -86,7 +86,7 @@ if holds and not fields['mode'] then
     if holds ~= count then
         redis.call('hset', lock, owner, count)
     end
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 if count ~= '1' then
     return {ARGV[1], 'LOST'}

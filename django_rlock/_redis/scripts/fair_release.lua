@@ -12,7 +12,7 @@
 -- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 -- ARGV[5]  claim time, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: hand_on
 -- include: owns
@@ -28,4 +28,4 @@ else
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
 end
-return {ARGV[1], 1}
+return ARGV[1]

@@ -20,4 +20,4 @@ local function acquire()
 -- include: fenced_acquire
 end
 
-return {ARGV[1], unpack(with_javas(acquire(), KEYS[1], KEYS[3], KEYS[4]), 2)}
+return with_javas(acquire(), KEYS[1], KEYS[3], KEYS[4])

@@ -31,7 +31,7 @@ end
 
 -- After the try of a waiting owner: returns the reply, with whether a Java client holds the lock, as a fair lock's.
 local function with_javas(reply, lock, queue, deadlines)
-    if reply[2] == 'OK' then
+    if reply == ARGV[1] or reply[2] == 'OK' then
         leave_javas(queue, deadlines)
     elseif reply[2] ~= 'LOST' then
         local by_java = is_held_by_java(lock)

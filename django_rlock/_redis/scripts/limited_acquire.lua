@@ -9,7 +9,7 @@
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how many owners may hold it
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
+-- Returns the nonce, for OK; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
 -- include: limited_refusal
 -- include: read_hold
@@ -27,4 +27,4 @@ if not is_reader(lock, holds, owner) then
     end
 end
 add_read_hold(lock, holds, owner, count, ARGV[4], left)
-return {ARGV[1], 'OK'}
+return ARGV[1]

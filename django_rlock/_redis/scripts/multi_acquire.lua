@@ -19,7 +19,7 @@
 -- ARGV[5+2*i]  read: for how long after a heartbeat waiting writers keep readers out at most, ms; 0 overtakes them.
 --              limited: how many owners may hold it
 --
--- Returns {nonce, 'OK'}, with fenced locks {nonce, 'OK', {their tokens}}; {nonce, ms after which to try again at the
+-- Returns the nonce, for OK, with fenced locks {nonce, 'OK', {their tokens}}; {nonce, ms after which to try again at the
 -- latest, the position of the first lock that is not free}; or {nonce, 'QUEUED'} if a lock before it must be acquired
 -- alone: a free lock has waiters in its queue, and its acquire grants it to the first one; or the owner reads a lock
 -- that it is to write.
@@ -85,4 +85,7 @@ if n > 0 then
         redis.call('copy', KEYS[1], KEYS[i], 'replace')
     end
 end
-return {ARGV[1], 'OK', fenced > 0 and tokens or nil}
+if fenced == 0 then
+    return ARGV[1]
+end
+return {ARGV[1], 'OK', tokens}

@@ -19,7 +19,7 @@
 -- ARGV[3]  claim time, ms
 -- ARGV[3+i]  'write', 'read' or 'limited'
 --
--- Returns {nonce, {the positions of the locks that the owner does not hold}}.
+-- Returns the nonce, for OK, or {nonce, {the positions of the locks that the owner does not hold}}.
 
 -- include: hand_on
 -- include: owns
@@ -61,9 +61,12 @@ if m > 0 then
         else
             had = release_reader(lock, holds, channel, owner, 0, nil, side == 'limited')
         end
-        if had == 0 then
+        if not had then
             missing[#missing + 1] = n + i
         end
     end
+end
+if #missing == 0 then
+    return ARGV[1]
 end
 return {ARGV[1], missing}

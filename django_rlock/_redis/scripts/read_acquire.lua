@@ -10,7 +10,7 @@
 -- ARGV[5]  for how long after a sign of life waiting writers keep readers out at most, ms; 0 overtakes them
 -- ARGV[6]  writer whose lock also allows this reader; '' means the owner itself
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
+-- Returns the nonce, for OK; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, ms}.
 
 -- include: read_hold
 -- include: read_refusal
@@ -28,4 +28,4 @@ if not is_reader(lock, holds, owner) then
     end
 end
 add_read_hold(lock, holds, owner, count, ARGV[4], left)
-return {ARGV[1], 'OK'}
+return ARGV[1]

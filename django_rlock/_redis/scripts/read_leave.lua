@@ -2,11 +2,11 @@
 
 -- include: read_holds
 
--- Releases one read hold; see read_release. Returns 1, or 0 when the owner does not hold the lock, or no longer does.
+-- Releases one read hold; see read_release. Returns whether the owner held the lock until now.
 local function release_reader(lock, holds, channel, owner, left, lease_ms, each_makes_room)
     local held, mode = unpack(redis.call('hmget', lock, owner, 'mode'))
     if not held or not mode then -- without a mode it is a lock of another kind
-        return 0
+        return false
     end
     local lease = read_lease(holds, owner, held)
     local alive = lease >= 0
@@ -28,5 +28,5 @@ local function release_reader(lock, holds, channel, owner, left, lease_ms, each_
         -- pcall: without the right to publish, waiters wake when the lease that they know of ends.
         redis.pcall('publish', channel, '0')
     end
-    return alive and 1 or 0
+    return alive
 end

@@ -9,8 +9,11 @@
 -- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 -- ARGV[5]  1 if each owner that leaves makes room for another owner; 0 if only the last one does
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for reading, or no longer does.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock for reading, or no longer does.
 
 -- include: read_leave
 
-return {ARGV[1], release_reader(KEYS[1], KEYS[2], KEYS[3], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1')}
+if release_reader(KEYS[1], KEYS[2], KEYS[3], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1') then
+    return ARGV[1]
+end
+return {ARGV[1], 0}

@@ -6,7 +6,7 @@
 -- ARGV[3]  the owner's holds after this: 1, or more for a re-entry
 -- ARGV[4]  lease, ms
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
+-- Returns the nonce, for OK; {nonce, 'LOST'} when it is a re-entry and the owner's hold is gone; or {nonce, PTTL}.
 
 if redis.call('exists', KEYS[1]) == 0 then
     if ARGV[3] ~= '1' then
@@ -14,7 +14,7 @@ if redis.call('exists', KEYS[1]) == 0 then
     end
     redis.call('hset', KEYS[1], ARGV[2], 1)
     redis.call('pexpire', KEYS[1], ARGV[4])
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 
 -- include: lease
@@ -24,7 +24,7 @@ if owns(KEYS[1], ARGV[2]) then
     -- PEXPIRE first (rule 5 of docs/design/architecture.md): a full server allows it, and after it the other writes.
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 if ARGV[3] ~= '1' then
     return {ARGV[1], 'LOST'}

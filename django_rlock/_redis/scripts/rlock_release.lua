@@ -9,7 +9,7 @@
 -- ARGV[3]  holds left after this release; 0 frees the lock
 -- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: announce
 -- include: owns
@@ -26,4 +26,4 @@ else
     redis.call('pexpire', KEYS[1], no_shorter(KEYS[1], ARGV[4]))
     redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
 end
-return {ARGV[1], 1}
+return ARGV[1]

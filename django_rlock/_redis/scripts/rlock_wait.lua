@@ -8,8 +8,8 @@
 -- ARGV[3]  the owner's holds after this: 1
 -- ARGV[4]  lease, ms
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if a Java client holds it,
--- else 0, ''}.
+-- Returns the nonce, for OK; {nonce, 'LOST'} for a re-entry whose hold is gone; or {nonce, PTTL, 1 if a Java client
+-- holds it, else 0, ''}.
 
 -- include: java_queue
 
@@ -17,4 +17,4 @@ local function acquire()
 -- include: rlock_acquire
 end
 
-return {ARGV[1], unpack(with_javas(acquire(), KEYS[1], KEYS[2], KEYS[3]), 2)}
+return with_javas(acquire(), KEYS[1], KEYS[2], KEYS[3])

@@ -10,7 +10,7 @@
 -- ARGV[4]  lease, ms
 -- ARGV[5]  how long to keep new readers out while it waits, ms; 0 lets them in (again)
 --
--- Returns {nonce, 'OK'}; {nonce, 'LOST'} for a re-entry whose hold is gone; {nonce, 'UPGRADE'} if the owner is a
+-- Returns the nonce, for OK; {nonce, 'LOST'} for a re-entry whose hold is gone; {nonce, 'UPGRADE'} if the owner is a
 -- reader, and would wait for itself; or {nonce, PTTL}.
 
 -- include: write_hold
@@ -21,7 +21,7 @@ local mode = redis.call('hget', lock, 'mode')
 
 if is_writer(lock, owner, mode) then
     set_write_holds(lock, owner, count, ARGV[4])
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 if count ~= '1' then
     return {ARGV[1], 'LOST'}
@@ -29,7 +29,7 @@ end
 local refusal = writer_waits(lock, KEYS[2], owner, mode)
 if not refusal then
     take_for_writer(lock, writers, owner, ARGV[4])
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 if ARGV[5] == '0' or refusal == 'UPGRADE' then
     let_readers_in(writers, owner, KEYS[4])

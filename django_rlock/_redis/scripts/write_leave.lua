@@ -3,12 +3,12 @@
 -- include: write_hold
 -- include: write_waiters
 
--- Releases one write hold; see write_release. Returns 1, or 0 when the owner does not hold the lock for writing.
+-- Releases one write hold; see write_release. Returns whether the owner held the lock for writing.
 local function release_writer(lock, holds, writers, channel, owner, left, lease_ms)
     local field = owner .. ':write'
     if redis.call('hexists', lock, field) == 0 then
         let_readers_in(writers, owner, channel)
-        return 0
+        return false
     end
     if left == '0' then
         redis.call('hdel', lock, field)
@@ -19,5 +19,5 @@ local function release_writer(lock, holds, writers, channel, owner, left, lease_
     else
         set_write_holds(lock, owner, left, lease_ms)
     end
-    return 1
+    return true
 end

@@ -10,8 +10,11 @@
 -- ARGV[3]  holds left after this release; 0 removes the owner from the lock
 -- ARGV[4]  lease that the remaining holds get, unless they have a longer one, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock for writing.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock for writing.
 
 -- include: write_leave
 
-return {ARGV[1], release_writer(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2], ARGV[3], ARGV[4])}
+if release_writer(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2], ARGV[3], ARGV[4]) then
+    return ARGV[1]
+end
+return {ARGV[1], 0}
