@@ -203,10 +203,12 @@ class Publisher:
             return
         before = monotonic()
         ((seconds, micros),) = self._server.run([(PROCESSES, ("TIME",))])
-        clock = int(seconds) + int(micros) / 1e6 - (before + monotonic()) / 2
+        half = (monotonic() - before) / 2
+        clock = int(seconds) + int(micros) / 1e6 - (before + half)
         self.clock_due = now + _CLOCK_PAUSE
-        # Smaller differences come from the network; following them would rewrite every entry.
-        if abs(clock - self.clock) > _CLOCK_STEP:
+        # The server read its clock at some time between the two readings here. Smaller differences come from that, and
+        # from the clocks' pace; following them would rewrite every entry.
+        if abs(clock - self.clock) > _CLOCK_STEP + half:
             self.clock = clock
             forgotten = ("ZREMRANGEBYSCORE", PROCESSES, "-inf", repr(monotonic() + clock - _FORGET_AFTER))
             self._server.run([(PROCESSES, forgotten)])

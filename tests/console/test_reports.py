@@ -1,5 +1,6 @@
 """The report of a process about its holds and waits, and the times when it sends nothing."""
 
+import itertools
 import json
 import os
 import time
@@ -79,6 +80,19 @@ def test_only_what_changed_is_written(redis_client: redis.Redis, clock: Clock) -
         assert [command.split()[0] for command in sent] == ["HDEL", "ZADD"]
     assert clock.publish_in(1.1) == float("inf")
     assert not redis_client.keys("rlock_process*")
+
+
+def test_slow_reply_about_the_servers_clock_changes_nothing(
+    redis_client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have read its clock at the begin or at the end of that time."""
+    with rlock("stock:1"):
+        clock.publish_in(0.6)
+        seconds = itertools.count()
+        monkeypatch.setattr(reporter, "monotonic", lambda: monotonic() + next(seconds))
+        with commands(redis_client) as sent:
+            clock.publish_in(documents.HEARTBEAT)
+        assert not [command for command in sent if command.startswith("HSET")]
 
 
 def test_nothing_is_written_more_than_once_a_second(
