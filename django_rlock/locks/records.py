@@ -162,10 +162,6 @@ class Hold:
         self.renewed = renewed
         self.deadline = now + (self.runs(lease) if kind.drifts else lease)
 
-    def __lt__(self, other: Hold) -> bool:
-        """Orders holds that the watchdog checks at the same time."""
-        return self.since < other.since
-
     def outlives(self, outer: Hold) -> None:
         """Replace a lost hold of the same owner, whose enclosing blocks still have to be notified."""
         self.scoped += outer.scoped

@@ -7,6 +7,7 @@ its lease changes. Most are released before the next round, and cost it one look
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import math
 from collections import deque
@@ -75,7 +76,10 @@ class Renewals:
         self._worker = worker
         self.inbox: deque[Key] = deque()
         self.losses: deque[Hold] = deque()
-        self._due: list[tuple[float, Hold]] = []
+        # The numbers keep the heap from comparing holds, which would run Python's code: a thread that was replaced may
+        # still be in its round, and only calls into C are atomic.
+        self._due: list[tuple[float, int, Hold]] = []
+        self._numbers = itertools.count()
         self._line: CodeLine | None = None
         self.clocks = wall_offset()
 
@@ -92,7 +96,7 @@ class Renewals:
         """When the next hold is due. Renewals that are not late wait a little, since to wake up costs like many."""
         if not self._due:
             return math.inf
-        at, hold = self._due[0]
+        at, _, hold = self._due[0]
         if at <= now or not hold.renewed:
             return at
         return max(at, now + PAUSE * get_settings(self._worker.using).watchdog_timeout)
@@ -116,7 +120,7 @@ class Renewals:
     def _plan(self, hold: Hold, at: float) -> None:
         if at != hold.planned and at < math.inf:
             hold.planned = at
-            heapq.heappush(self._due, (at, hold))
+            heapq.heappush(self._due, (at, next(self._numbers), hold))
 
     def _collect(self, now: float) -> list[Hold]:
         """The holds to renew now."""
@@ -128,7 +132,7 @@ class Renewals:
         most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
         due: list[Hold] = []
         while self._due and self._due[0][0] <= horizon and len(due) < most:
-            at, hold = self._due[0]
+            at, _, hold = self._due[0]
             if at > now and not hold.renewed:
                 break  # it can only expire, at its time
             heapq.heappop(self._due)
