@@ -112,8 +112,9 @@ class Renewals:
                 FORCED_RELEASES.listen(hold)
                 NEWCOMERS.notify(hold)
                 # Many holds of one line share one object for it.
-                if hold.line == self._line:
-                    hold.line = self._line
+                line = self._line
+                if hold.line == line:
+                    hold.line = line
                 else:
                     self._line = hold.line
 
