@@ -17,7 +17,7 @@ local lock, queue, alive, member, count = KEYS[1], KEYS[2], KEYS[3], ARGV[2], AR
 local owner = string.match(member, '^/%d+/(.*)$', 37) or member
 
 local function take()
-    redis.call('hset', lock, owner, 1)
+    redis.call('hset', lock, owner, count)
     redis.call('pexpire', lock, ARGV[4])
     return ARGV[1]
 end

@@ -20,7 +20,7 @@ if redis.call('exists', KEYS[1]) == 0 then
         return {ARGV[1], 'LOST'}
     end
     local token = next_token(KEYS[2], ARGV[5])
-    redis.call('hset', KEYS[1], ARGV[2], 1)
+    redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     redis.call('pexpire', KEYS[1], ARGV[4])
     return {ARGV[1], 'OK', token}
 end

@@ -42,6 +42,6 @@ if redis.call('exists', KEYS[3]) == 1 then
     return {ARGV[1], 0}
 end
 local token, now = next_token(KEYS[2], ARGV[5], ARGV[8])
-redis.call('hset', KEYS[1], ARGV[2], 1)
+redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
 redis.call('pexpire', KEYS[1], ARGV[4])
 return {ARGV[1], 'OK', token, now, unpack(marked())}

@@ -12,7 +12,7 @@ if redis.call('exists', KEYS[1]) == 0 then
     if ARGV[3] ~= '1' then
         return {ARGV[1], 'LOST'}
     end
-    redis.call('hset', KEYS[1], ARGV[2], 1)
+    redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
     redis.call('pexpire', KEYS[1], ARGV[4])
     return ARGV[1]
 end
