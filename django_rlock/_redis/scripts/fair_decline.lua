@@ -10,7 +10,7 @@
 -- ARGV[2]  owner, in its form in the queue
 -- ARGV[3]  claim time, ms
 --
--- Returns {nonce, 1} if the lock was handed on or released, otherwise {nonce, 0}.
+-- Returns the nonce, for 1 if the lock was handed on or released, otherwise {nonce, 0}.
 
 -- include: hand_on
 -- include: fair_grant
@@ -19,4 +19,4 @@ if redis.call('hget', KEYS[1], ARGV[2]) ~= CLAIMED then
     return {ARGV[1], 0}
 end
 hand_on(KEYS[1], KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
-return {ARGV[1], 1}
+return ARGV[1]

@@ -7,7 +7,7 @@
 -- KEYS[4]  deadlines of the waiters there: owner -> epoch ms
 -- ARGV[1]  nonce
 --
--- Returns {nonce, 1}, or {nonce, 0} if there was no entry.
+-- Returns the nonce, for 1, or {nonce, 0} if there was no entry.
 
 -- include: announce
 -- include: java_queue
@@ -18,4 +18,4 @@ end
 if redis.call('exists', KEYS[1]) == 0 then
     announce(KEYS[2], KEYS[3], KEYS[4])
 end
-return {ARGV[1], 1}
+return ARGV[1]

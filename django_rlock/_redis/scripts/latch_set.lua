@@ -8,12 +8,12 @@
 -- ARGV[4]  count; 0 leaves it open
 -- ARGV[5]  how long the request is remembered, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when it is closed already.
+-- Returns the nonce, for 1, or {nonce, 0} when it is closed already.
 
 -- include: counting
 
 if was_executed(KEYS[2], ARGV[2]) then
-    return {ARGV[1], 1}
+    return ARGV[1]
 end
 number_at(KEYS[1]) -- raises an error if the key is not a latch
 if redis.call('exists', KEYS[1]) == 1 then
@@ -24,4 +24,4 @@ if ARGV[4] ~= '0' then
     remember(KEYS[2], ARGV[2], ARGV[5])
     redis.pcall('publish', ARGV[3], '1')
 end
-return {ARGV[1], 1}
+return ARGV[1]

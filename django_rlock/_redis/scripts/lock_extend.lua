@@ -11,7 +11,7 @@
 -- ARGV[3]  lease, ms
 -- ARGV[4]  0, or 2 to change nothing but settle the extensions sent so far
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: extensions
 -- include: owns
@@ -27,4 +27,4 @@ elseif not is_settled(KEYS[2], ARGV[1]) then
     redis.call('pexpire', KEYS[1], ARGV[3])
     tell_if_shorter(before, KEYS[1], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
 end
-return {ARGV[1], 1}
+return ARGV[1]

@@ -17,8 +17,8 @@
 -- ARGV[6]  channel that notifies its holders; on one server it is for all locks, and so in no slot of theirs
 -- ARGV[7]  message for them
 --
--- Returns {nonce, 1}, or {nonce, 0} if the lock, or that owner's hold, does not exist. The request is remembered for
--- longer than a copy of it may be under way: REMEMBERED, in ms. A copy would free the next holder.
+-- Returns the nonce, for 1, or {nonce, 0} if the lock, or that owner's hold, does not exist. The request is remembered
+-- for longer than a copy of it may be under way: REMEMBERED, in ms. A copy would free the next holder.
 
 -- include: counting
 -- include: hand_on
@@ -28,7 +28,7 @@ local lock, owner, side = KEYS[1], ARGV[2], ARGV[4]
 local mode = redis.call('hget', lock, 'mode') -- raises an error if the key is not a lock
 
 if was_executed(KEYS[9], ARGV[5]) then
-    return {ARGV[1], 1}
+    return ARGV[1]
 end
 
 local function is_meant(field)
@@ -62,7 +62,7 @@ if mode ~= 'read' and mode ~= 'write' then
     hand_on(lock, KEYS[2], KEYS[3], ARGV[3], KEYS[4], KEYS[5], KEYS[6])
     redis.pcall('publish', ARGV[6], ARGV[7])
     remember(KEYS[9], ARGV[5], 120000)
-    return {ARGV[1], 1}
+    return ARGV[1]
 end
 local message = free_sides()
 if not message then
@@ -74,4 +74,4 @@ end
 redis.pcall('publish', KEYS[8], message)
 redis.pcall('publish', ARGV[6], ARGV[7])
 remember(KEYS[9], ARGV[5], 120000)
-return {ARGV[1], 1}
+return ARGV[1]

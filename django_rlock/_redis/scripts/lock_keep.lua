@@ -9,14 +9,14 @@
 -- ARGV[2]  owner
 -- ARGV[3]  how long it stays taken, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock.
 
 -- include: owns
 -- include: shorter_lease
 
 local kept = 'kept:' .. ARGV[2]
 if redis.call('hexists', KEYS[1], kept) == 1 then
-    return {ARGV[1], 1} -- an earlier copy of this command did it
+    return ARGV[1] -- an earlier copy of this command did it
 end
 if not owns(KEYS[1], ARGV[2]) then
     return {ARGV[1], 0}
@@ -27,4 +27,4 @@ redis.call('pexpire', KEYS[1], ARGV[3])
 redis.call('hset', KEYS[1], kept, 1)
 redis.call('hdel', KEYS[1], ARGV[2])
 tell_if_shorter(before, KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
-return {ARGV[1], 1}
+return ARGV[1]

@@ -8,7 +8,7 @@
 -- ARGV[2]  ids for the permits to take, 16 bytes each
 -- ARGV[3]  lease, ms; 0 = without end
 --
--- Returns {nonce, 'OK'}; or, if not enough are free, {nonce, ms until a lease ends, or -1 if none does}.
+-- Returns the nonce, for OK; or, if not enough are free, {nonce, ms until a lease ends, or -1 if none does}.
 
 -- include: permit_reclaim
 
@@ -31,12 +31,12 @@ number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 reclaim(KEYS[1], KEYS[2], KEYS[3], now)
 if redis.call('zscore', KEYS[2], ids[1]) then
     lease_out() -- a repeated command; the caller counts the lease from this one
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 if number_at(KEYS[1]) >= #ids then
     redis.call('decrby', KEYS[1], #ids)
     lease_out()
-    return {ARGV[1], 'OK'}
+    return ARGV[1]
 end
 local first_end = tonumber(redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2] or NEVER)
 return {ARGV[1], first_end == NEVER and -1 or first_end - now}

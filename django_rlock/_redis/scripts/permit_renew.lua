@@ -9,7 +9,7 @@
 -- ARGV[3]  lease, ms; 0 = without end
 -- ARGV[4]  1 leaves a longer lease as it is; 0, an extension, replaces any; 2 settles the extensions sent so far
 --
--- Returns {nonce, 1}, or {nonce, 0} when it is not taken, or its lease has ended.
+-- Returns the nonce, for 1, or {nonce, 0} when it is not taken, or its lease has ended.
 
 -- include: extensions
 -- include: permit_reclaim
@@ -32,4 +32,4 @@ elseif not is_settled(KEYS[4], ARGV[1]) then
         tell(KEYS[3], 1) -- waiters sleep until the end of the lease that they know of
     end
 end
-return {ARGV[1], 1}
+return ARGV[1]

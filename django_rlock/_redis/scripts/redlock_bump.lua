@@ -7,7 +7,7 @@
 -- ARGV[3]  that token
 -- ARGV[4]  how long to keep the token after this, ms; 0 = forever
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold the lock: without that check, an earlier owner
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold the lock: without that check, an earlier owner
 -- could get a higher token than a later one.
 
 -- include: token
@@ -18,4 +18,4 @@ end
 if (tonumber(redis.call('get', KEYS[2])) or 0) < tonumber(ARGV[3]) then
     keep_token(KEYS[2], ARGV[3], ARGV[4])
 end
-return {ARGV[1], 1}
+return ARGV[1]

@@ -7,11 +7,11 @@
 -- ARGV[3]  its holds
 -- ARGV[4]  lease, ms
 --
--- Returns {nonce, 1}, or {nonce, 0} when the lock is taken here, or was released meanwhile.
+-- Returns the nonce, for 1, or {nonce, 0} when the lock is taken here, or was released meanwhile.
 
 if redis.call('exists', KEYS[1], KEYS[2]) > 0 then
     return {ARGV[1], 0}
 end
 redis.call('hset', KEYS[1], ARGV[2], ARGV[3])
 redis.call('pexpire', KEYS[1], ARGV[4])
-return {ARGV[1], 1}
+return ARGV[1]

@@ -5,9 +5,9 @@
 -- ARGV[2]  request
 -- ARGV[3]  how long it is remembered, ms
 --
--- Returns {nonce, 1}.
+-- Returns the nonce, for 1.
 
 -- include: counting
 
 remember(KEYS[1], ARGV[2], ARGV[3])
-return {ARGV[1], 1}
+return ARGV[1]

@@ -8,14 +8,14 @@
 -- ARGV[3]  permits to add; below 0 to take away
 -- ARGV[4]  how long the request is remembered, ms
 --
--- Returns {nonce, 1}, or {nonce, -1} if the number would be too large, or too far below 0.
+-- Returns the nonce, for 1, or {nonce, -1} if the number would be too large, or too far below 0.
 
 -- include: counting
 
 local request, answered = requests_in(ARGV[2])
 
 if was_executed(KEYS[3], request) then
-    return {ARGV[1], 1}
+    return ARGV[1]
 end
 local total = number_at(KEYS[1]) + ARGV[3]
 if math.abs(total) > MOST then
@@ -24,4 +24,4 @@ end
 remember(KEYS[3], request, ARGV[4], answered)
 redis.call('incrby', KEYS[1], ARGV[3])
 tell(KEYS[2], total)
-return {ARGV[1], 1}
+return ARGV[1]

@@ -9,7 +9,7 @@
 -- ARGV[4]  how long the request is remembered, ms
 -- ARGV[5]  1 if it certainly took them, even if the request was forgotten since, otherwise 0
 --
--- Returns {nonce, 1} if permits were released, otherwise {nonce, 0}.
+-- Returns the nonce, for 1 if permits were released, otherwise {nonce, 0}.
 
 -- include: counting
 
@@ -27,4 +27,4 @@ if not taken or redis.call('exists', KEYS[1]) == 0 then
 end
 redis.call('incrby', KEYS[1], ARGV[3])
 tell(KEYS[2], left + ARGV[3])
-return {ARGV[1], 1}
+return ARGV[1]

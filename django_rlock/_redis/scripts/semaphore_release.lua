@@ -9,14 +9,15 @@
 -- ARGV[4]  how long the request is remembered, ms
 -- ARGV[5]  1 does nothing if the semaphore does not exist, 0 creates it
 --
--- Returns {nonce, 1}; {nonce, 0} if it does not exist and was not created; or {nonce, -1} if it would have too many.
+-- Returns the nonce, for 1; {nonce, 0} if it does not exist and was not created; or {nonce, -1} if it would have too
+-- many.
 
 -- include: counting
 
 local request, answered = requests_in(ARGV[2])
 
 if was_executed(KEYS[3], request) then
-    return {ARGV[1], 1}
+    return ARGV[1]
 end
 if ARGV[5] == '1' and redis.call('exists', KEYS[1]) == 0 then
     return {ARGV[1], 0}
@@ -28,4 +29,4 @@ end
 remember(KEYS[3], request, ARGV[4], answered)
 redis.call('incrby', KEYS[1], ARGV[3])
 tell(KEYS[2], total)
-return {ARGV[1], 1}
+return ARGV[1]

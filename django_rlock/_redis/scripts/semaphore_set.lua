@@ -9,14 +9,14 @@
 -- ARGV[4]  how long the request is remembered, ms
 -- ARGV[5]  how long the semaphore lives, ms; 0 = without end
 --
--- Returns {nonce, 1}, or {nonce, 0} when it exists.
+-- Returns the nonce, for 1, or {nonce, 0} when it exists.
 
 -- include: counting
 
 local request, answered = requests_in(ARGV[2])
 
 if was_executed(KEYS[3], request) then
-    return {ARGV[1], 1}
+    return ARGV[1]
 end
 number_at(KEYS[1]) -- raises an error if the key is not a semaphore
 if redis.call('exists', KEYS[1]) == 1 then
@@ -28,4 +28,4 @@ if ARGV[5] ~= '0' then
 end
 remember(KEYS[3], request, ARGV[4], answered)
 tell(KEYS[2], tonumber(ARGV[3]))
-return {ARGV[1], 1}
+return ARGV[1]

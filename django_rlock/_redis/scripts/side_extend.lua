@@ -9,7 +9,7 @@
 -- ARGV[3]  lease, ms
 -- ARGV[4]  0, or 2 to change nothing but settle the extensions sent so far
 --
--- Returns {nonce, 1}, or {nonce, 0} when the owner does not hold this side, or no longer does.
+-- Returns the nonce, for 1, or {nonce, 0} when the owner does not hold this side, or no longer does.
 
 -- include: extensions
 -- include: lease
@@ -39,4 +39,4 @@ end
 if not writes then
     settle(lock, holds)
 end
-return {ARGV[1], 1}
+return ARGV[1]

@@ -6,7 +6,7 @@
 -- ARGV[2]  its value
 -- ARGV[3]  how long it is remembered, ms; 0 forgets it, if it still has this value
 --
--- Returns {nonce, 1}.
+-- Returns the nonce, for 1.
 
 -- include: note_success
 
@@ -15,4 +15,4 @@ if ARGV[3] ~= '0' then
 elseif redis.call('get', KEYS[1]) == ARGV[2] then
     redis.call('del', KEYS[1])
 end
-return {ARGV[1], 1}
+return ARGV[1]

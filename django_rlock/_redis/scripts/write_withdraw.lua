@@ -5,9 +5,9 @@
 -- ARGV[1]  nonce
 -- ARGV[2]  owner
 --
--- Returns {nonce, 1}.
+-- Returns the nonce, for 1.
 
 -- include: write_waiters
 
 let_readers_in(KEYS[1], ARGV[2], KEYS[2])
-return {ARGV[1], 1}
+return ARGV[1]
