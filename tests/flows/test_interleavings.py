@@ -75,15 +75,21 @@ def test_cancelled_anywhere(make_world, crowd, split):
     assert explore(build, check_of(crowd, "cancelled")) > 50
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "crowd",
     [TRIOS["fair"], TRIOS["rlock"], (W, W, W), (YIELDING, FIRST, FIRST)],
     ids=["fair", "rlock", "write", "first"],
 )
-def test_cancelled_beside_another_of_its_process(make_world, crowd):
+@pytest.mark.parametrize("cancelled", [0, 1], ids=["the other", "one of two"])
+def test_cancelled_beside_another_of_its_process(make_world, crowd, cancelled):
     """A waiter that was woken and is cancelled before it retries passes the wake-up on; no heartbeat has to repair
-    that."""
-    build = meeting(make_world, *crowd, homes=(1, 2, 2), may={"cancel": 1})
+    that. The two of one process are alike, so one of them is cancelled for both."""
+
+    def then(world: World) -> None:
+        world.cancels = cancelled
+
+    build = meeting(make_world, *crowd, homes=(1, 2, 2), may={"cancel": 1}, then=then)
     assert explore(build, all_ended("served", "cancelled"), limit=20_000) > 100
 
 

@@ -50,7 +50,7 @@ cancelled = partial(test_interleavings.test_cancelled_anywhere, crowd=PAIRS["rlo
 cancelled_and_back = partial(in_a_long_hold, fault="cancel")
 extended_again = partial(test_interleavings.test_a_hold_is_extended_again_after_a_failure, kind=RLock)
 cancelled_beside_another = partial(
-    test_interleavings.test_cancelled_beside_another_of_its_process, crowd=TRIOS["rlock"]
+    test_interleavings.test_cancelled_beside_another_of_its_process, crowd=TRIOS["rlock"], cancelled=1
 )
 
 LOST, LEFT, SHORTENED = "LockLostError", "rlock:stock:42", "a late copy shortened the lease"

@@ -48,6 +48,8 @@ class World:
     """
 
     names: tuple[str, ...] = (NAME,)
+    cancels: int | None = None
+    """The only actor that may be cancelled; None: any."""
 
     def __init__(self, client: redis.Redis, listener: redis.client.PubSub) -> None:
         self.client: Any = client
@@ -163,7 +165,8 @@ class World:
         return found
 
     def _faults_of(self, number: int, actor: Actor) -> Iterator[Action]:
-        if isinstance(actor, Visitor) and self.may.get("cancel") and actor.at not in {"start", "inside"}:
+        may_cancel = self.may.get("cancel") and self.cancels in {None, number}
+        if isinstance(actor, Visitor) and may_cancel and actor.at not in {"start", "inside"}:
             yield "cancel", number
             if actor.at == "send":
                 yield "cancel, late", number
