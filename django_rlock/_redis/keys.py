@@ -253,9 +253,15 @@ def fair_keys(key: str) -> tuple[str, str, str]:
     return key, f"rlock_queue:{tag}", f"rlock_alive:{tag}"
 
 
-def task_keys(prefix: str, task_id: str) -> tuple[str, str]:
-    """The keys for a Celery task's success, and for the pending copy of its message."""
-    return tagged("rlock_done", prefix + task_id), tagged("rlock_copy", prefix + task_id)
+def task_keys(key: str) -> tuple[str, str]:
+    """The keys for a Celery task's success, and for the pending copy of its message; ``key`` is the task's id with the
+    alias's prefix."""
+    return tagged("rlock_done", key), tagged("rlock_copy", key)
+
+
+def success_keys(key: str) -> tuple[str]:
+    """The key for a Celery task's success alone."""
+    return (tagged("rlock_done", key),)
 
 
 def reservations_key(key: str) -> str:

@@ -24,6 +24,7 @@ import math
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from celery import Task
@@ -35,7 +36,6 @@ from kombu.serialization import registry  # type: ignore[attr-defined]
 from django_rlock._core.clock import monotonic
 from django_rlock._core.process import MadeOnce
 from django_rlock._redis import keys, scripts
-from django_rlock._redis.scripts import Script
 from django_rlock._tasks.deaths import BROKERS_COUNT, DEATHS, RETURNED, limit_of
 from django_rlock._transport.calls import REMEMBERED, ScriptCall, run_flow
 from django_rlock._transport.identity import client_id, new_number
@@ -129,8 +129,8 @@ class Delivery:
         self._known: str | None = None
 
     @MadeOnce
-    def _keys(self) -> tuple[str, str]:
-        return keys.task_keys(get_settings(self._using).key_prefix, str(self.message.id))
+    def _key(self) -> str:
+        return f"{get_settings(self._using).key_prefix}{self.message.id}"
 
     @property
     def queue(self) -> str:
@@ -158,7 +158,7 @@ class Delivery:
         """The rest of a wait time, in seconds; None waits forever."""
         return math.inf if wait_time is None else max(0.0, wait_time - self.waited)
 
-    @property
+    @MadeOnce
     def _marked_for(self) -> float:
         return MARKED_FOR * self.visibility if self._done_marker_time is None else self._done_marker_time
 
@@ -175,7 +175,7 @@ class Delivery:
 
     def standing(self) -> Standing:
         """Read, by one command, what to do with the delivery. Raises LockUnavailableError if Redis is unreachable."""
-        question = AskTask(str(self._task.name), scripts.TASK_READ, self._keys, (self.retries,))
+        question = AskTask(str(self._task.name), scripts.TASK_READ, self._key, (self.retries,))
         marked_ms, copy, is_done = run_call(self._using, question)
         self._known = copy.decode()
         if is_done:
@@ -232,18 +232,18 @@ class Delivery:
     @MadeOnce
     def _success(self) -> str:
         """The record of the success of this run, which differs from that of any other run of the message."""
-        # As a decimal, because version 0.1.0 compares it to a number of retries. Not a random number: the body may have
-        # seeded ``random``, and uuid4() takes a system call.
-        return f"{self.retries}.{int(client_id().replace('-', ''), 16)}{new_number()}"
+        # Not a random number: the body may have seeded ``random``, and uuid4() takes a system call.
+        return f"{self.retries}.{_decimal(client_id())}{new_number()}"
 
     def note_success(self) -> None:
         """Record that the body has succeeded, so that no copy runs while Celery does what follows."""
         setattr(self.message, SUCCEEDED, self)
-        run_call(self._using, self._noting(scripts.TASK_DONE, self._success, milliseconds(self._marked_for)))
+        run_call(self._using, self._success_call(milliseconds(self._marked_for)))
 
     def note_done(self) -> None:
         """Record in the background that nothing is left to do, so that later copies end at once."""
-        call = self._noting(scripts.TASK_FINISH, milliseconds(self._marked_for), f"+{self._success}")
+        args = milliseconds(self._marked_for), f"+{self._success}"
+        call = NoteTask(str(self._task.name), scripts.TASK_FINISH, keys.success_keys(self._key), args)
         now = monotonic()
         # The worker is about to acknowledge the message. So the record can wait to be sent with others, unless a copy
         # may exist already.
@@ -253,13 +253,13 @@ class Delivery:
     def delete_success(self) -> None:
         """Delete the success before the broker delivers the message again. Raises LockUnavailableError if Redis is
         unreachable; then the success is deleted later."""
-        call = self._noting(scripts.TASK_DONE, self._success, 0)
+        call = self._success_call(0)
         # A late copy of note_success() may be executed after this call, so the call is repeated.
         clean_up(self._using, call, monotonic() + REMEMBERED, again=True)
         run_call(self._using, call)
 
-    def _noting(self, script: Script, *args: str | int) -> ScriptCall:
-        return NoteTask(str(self._task.name), script, self._keys[:1], args)
+    def _success_call(self, kept_ms: int) -> ScriptCall:
+        return NoteTask(str(self._task.name), scripts.TASK_DONE, self._key, (self._success, kept_ms))
 
     def next_copy(self, is_copy: bool, waited: float) -> dict[str, Any]:
         """The headers of the copy that follows this delivery. A copy that continues to wait is not a retry."""
@@ -281,7 +281,13 @@ class Delivery:
     def _expect(self, token: str) -> None:
         kept = milliseconds(2 * self.visibility + REMEMBERED)
         args = f"{self.retries}:{token}", self._known or "", kept
-        run_call(self._using, NoteTask(str(self._task.name), scripts.TASK_EXPECT, self._keys[1:], args))
+        run_call(self._using, NoteTask(str(self._task.name), scripts.TASK_EXPECT, keys.task_keys(self._key)[1:], args))
+
+
+@lru_cache(maxsize=1)
+def _decimal(client: str) -> str:
+    """A client id as a decimal number, because version 0.1.0 compares successes to numbers of retries."""
+    return str(int(client.replace("-", ""), 16))
 
 
 def run_call(using: str, call: ScriptCall) -> list[Any]:

@@ -83,8 +83,8 @@ Terms = tuple[float, float, bool, float]
 def calling_line() -> CodeLine:
     """The line of the project's code that takes a lock now. Called by the flow that takes it."""
     frame = sys._getframe(_LEAST_FRAMES)
-    while (code := frame.f_code).co_filename.startswith(PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
+    while (code := frame.f_code).co_filename.startswith(PACKAGE) and (outer := frame.f_back) is not None:
+        frame = outer
     return code, frame.f_lasti
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_rlock._core.errors import ends_connection
 from django_rlock._core.threads import snapshot
 from django_rlock._redis.scripts import Script
-from django_rlock._transport.calls import Argument, ScriptCall, Template
+from django_rlock._transport.calls import Argument, ScriptCall, Template, kept
 from django_rlock.exceptions import QuorumNotReachedError
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -296,7 +296,8 @@ class VoteTally:
 
 
 class QuorumCall(ScriptCall):
-    """A call that goes to all nodes. Its reply is the script's, unless the call's class says otherwise."""
+    """A call that goes to all nodes. Its reply is the script's, unless the call's class says otherwise. ``keys`` are
+    its keys, or the key for which the script knows them: then other calls use its template, too."""
 
     repeatable = True
     """Whether it may be sent again under the same owner name, while the caller has time."""
@@ -311,13 +312,16 @@ class QuorumCall(ScriptCall):
         self,
         name: str,
         script: Script,
-        keys: tuple[str, ...],
+        keys: tuple[str, ...] | str,
         args: tuple[Argument, ...],
         *,
         lease: float = 0.0,
         undo: Callable[[], QuorumCall] | None = None,
     ) -> None:
-        super().__init__(name, Template(script, args[1:], keys), keys[0], args[0])
+        if isinstance(keys, str):
+            super().__init__(name, kept(script, args[1:]), keys, args[0])
+        else:
+            super().__init__(name, Template(script, args[1:], keys), keys[0], args[0])
         self.lease = lease
         self.undo = undo
 
