@@ -66,6 +66,10 @@ class ForcedReleases:
 FORCED_RELEASES = ForcedReleases()
 
 
+_Entry = tuple[float, int, Hold]
+"""When to check a hold, a number, and the hold."""
+
+
 class Renewals:
     """The holds of an alias, by the time when they are due.
 
@@ -78,7 +82,7 @@ class Renewals:
         self.losses: deque[Hold] = deque()
         # The numbers keep the heap from comparing holds, which would run Python's code: a thread that was replaced may
         # still be in its round, and only calls into C are atomic.
-        self._due: list[tuple[float, int, Hold]] = []
+        self._due: list[_Entry] = []
         self._numbers = itertools.count()
         self._line: CodeLine | None = None
         self.clocks = wall_offset()
@@ -94,9 +98,9 @@ class Renewals:
 
     def _next_round(self, now: float) -> float:
         """When the next hold is due. Renewals that are not late wait a little, since to wake up costs like many."""
-        if not self._due:
+        if (first := self._first()) is None:
             return math.inf
-        at, _, hold = self._due[0]
+        at, _, hold = first
         if at <= now or not hold.renewed:
             return at
         return max(at, now + PAUSE * get_settings(self._worker.using).watchdog_timeout)
@@ -119,30 +123,49 @@ class Renewals:
                     self._line = hold.line
 
     def _plan(self, hold: Hold, at: float) -> None:
-        if at != hold.planned and at < math.inf:
+        if at != hold.planned:
             hold.planned = at
-            heapq.heappush(self._due, (at, next(self._numbers), hold))
+            if at < math.inf:
+                heapq.heappush(self._due, (at, next(self._numbers), hold))
+
+    def _pop(self) -> _Entry | None:
+        try:
+            return heapq.heappop(self._due)  # without a look before: a thread that was replaced may pop it meanwhile
+        except IndexError:
+            return None
+
+    def _first(self) -> _Entry | None:
+        """The next entry that counts: not of a hold that was planned for another time since."""
+        while (entry := self._pop()) is not None:
+            at, _, hold = entry
+            if hold.planned == at:
+                heapq.heappush(self._due, entry)
+                break
+        return entry
 
     def _collect(self, now: float) -> list[Hold]:
         """The holds to renew now."""
-        first_due = self._due[0][0] if self._due else math.inf
-        if first_due > now:
+        first = self._first()
+        if first is None or first[0] > now:
             return []
         timeout = get_settings(self._worker.using).watchdog_timeout
         horizon = now + RENEWED_TOGETHER * timeout
-        most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
-        due: list[Hold] = []
-        while self._due and self._due[0][0] <= horizon and len(due) < most:
-            at, _, hold = self._due[0]
-            if at > now and not hold.renewed:
-                break  # it can only expire, at its time
-            heapq.heappop(self._due)
+        most = AT_ONCE if first[0] > now - PAUSE * timeout else LATE_AT_ONCE
+        checked: list[Hold] = []
+        while len(checked) < most and (entry := self._pop()) is not None:
+            at, _, hold = entry
+            if at > horizon or (at > now and not hold.renewed):  # such a hold can only expire, at its time
+                heapq.heappush(self._due, entry)
+                break
             if hold.planned != at:
-                continue  # planned for another time since
+                continue
             hold.planned = math.nan
-            if hold in HOLDS and self._is_due(hold, now, horizon):
-                due.append(hold)
-        return due
+            if hold in HOLDS:
+                checked.append(hold)
+        for hold in checked:
+            # If this thread hangs and is replaced, or fails, before it knows when to check the hold again.
+            self._plan(hold, now + RETRY)
+        return [hold for hold in checked if self._is_due(hold, now, horizon)]
 
     def _is_due(self, hold: Hold, now: float, horizon: float) -> bool:
         """Whether to renew a hold now; if not, its next check is planned."""

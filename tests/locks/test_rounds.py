@@ -1,6 +1,9 @@
 """When the watchdog looks at its holds again."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -8,12 +11,14 @@ import pytest
 from django_rlock import RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import MOST_JOINED
-from django_rlock._transport.worker import worker
+from django_rlock._transport.worker import RETRY, worker
+from django_rlock.locks import watchdog
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import AT_ONCE, LATE_AT_ONCE, PAUSE, Renewals
 from django_rlock.settings import get_settings
 from tests.background import no_threads
+from tests.faults.opcode_watch import watch_opcodes
 
 SOON = 0.001
 
@@ -101,3 +106,81 @@ def test_the_end_of_a_lease_that_is_not_renewed_is_seen_at_its_time(renewals: Re
     with RLock("stock:42", lease_time=20):
         hold = only_hold(renewals)
         assert renewals.round(hold.deadline - SOON) == hold.deadline
+
+
+def test_a_hold_whose_renewal_fails_is_renewed_soon(renewals: Renewals, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise LookupError
+
+    with RLock("stock:42"):
+        hold = only_hold(renewals)
+        now = hold.renew_at()
+        with monkeypatch.context() as patched, pytest.raises(LookupError):
+            patched.setattr(Renewals, "_renew", fail)
+            renewals.round(now)
+        soon = renewals._next_round(now)
+        assert soon < hold.deadline
+        assert renewed_by(renewals, [hold], soon) == 1
+
+
+def test_a_hold_of_a_thread_that_hangs_is_renewed_by_the_next_thread(
+    renewals: Renewals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed: list[int] = []
+    renew = Renewals._renew
+
+    async def hang(its: Renewals, due: list[Hold]) -> None:
+        monkeypatch.setattr(Renewals, "_renew", renew)
+        soon = its._next_round(now)
+        assert soon < hold.deadline
+        renewed.append(renewed_by(its, due, soon))
+        await its._renew(due)
+
+    with RLock("stock:42"):
+        hold = only_hold(renewals)
+        now = hold.renew_at()
+        monkeypatch.setattr(Renewals, "_renew", hang)
+        renewals.round(now)
+        assert renewed == [1]
+
+
+def test_no_hold_is_forgotten_while_two_threads_are_in_their_rounds(renewals: Renewals) -> None:
+    """A thread that was replaced may be anywhere in its round."""
+    locks = [RLock(f"stock:{number}") for number in range(3)]
+    for number in itertools.count():
+        for lock in locks:
+            lock.acquire()
+        holds = HOLDS.snapshot()
+        renewals.round(holds[0].since)
+        now = holds[-1].renew_at()
+        is_beside_another = another_before_opcode(number, partial(renewals.round, now))
+        renewals.round(now + RETRY)
+        assert renewed_by(renewals, holds, max(hold.renew_at() for hold in holds)) == len(holds)
+        for lock in locks:
+            lock.release()
+        if not is_beside_another:
+            break
+
+
+def another_before_opcode(number: int, action: Callable[[], object]) -> bool:
+    """Act, and act once more before one of the watchdog's opcodes; whether there are as many."""
+    left = iter(range(number))
+    has_acted = False
+
+    def meet(frame: FrameType, has_called: bool) -> None:
+        nonlocal has_acted
+        if (
+            frame.f_code.co_filename == watchdog.__file__
+            and not has_called
+            and not has_acted
+            and next(left, None) is None
+        ):
+            has_acted = True
+            action()
+
+    watch_opcodes(meet)
+    try:
+        action()
+    finally:
+        watch_opcodes(None)
+    return has_acted
