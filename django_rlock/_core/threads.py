@@ -12,12 +12,10 @@ import _thread
 import asyncio
 import contextlib
 import math
-import os
 import re
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,8 +30,6 @@ T = TypeVar("T")
 SIGNALS_WITHIN = 1.0
 """After how many seconds of a long sleep the main thread looks for signals by itself."""
 
-give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Lets threads and processes that were just woken run first; it releases the GIL too."""
 
 raw_lock = _thread.allocate_lock
 """Returns a lock whose ``with`` statement a signal handler cannot leave without releasing it, because ``__exit__`` is a

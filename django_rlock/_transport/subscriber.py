@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import selectors
 import socket
 import time
@@ -46,6 +47,8 @@ _LEAST_AGE = 0.5
 _PING_MARK = ""
 """Stands for a PING among the channels of commands without a reply. A refusal is a sign of life, too."""
 _FORBIDDEN = "The server refuses to subscribe to %r, so its waiters only try again now and then: %s"
+_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+"""Lets threads that were just woken run first; it releases the GIL too."""
 
 
 class Subscriber:
@@ -201,7 +204,7 @@ class Subscriber:
             self._reply_by = None
             for reply in replies:
                 self._take(reply)
-            threads.give_way()
+            _yield_processor()
             if connection.is_plain:
                 return
 

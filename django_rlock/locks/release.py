@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from django_rlock._core.callbacks import log, post
 from django_rlock._core.interruptions import Method, guarded
-from django_rlock._core.threads import Alive, give_way
+from django_rlock._core.threads import Alive
 from django_rlock._transport.bridges import Job, running_job
 from django_rlock._transport.calls import Driver, ScriptCall, run_flow
 from django_rlock._transport.identity import Owner, current_owner, running_call, thread_owner
@@ -99,10 +99,6 @@ def note_released(lock: Named, hold: Hold, call: ScriptCall, owned: bool, driver
             undo_late_copies(hold, driver.now())
         count_hold(hold, call.sent_at)
         report_released(lock, hold, call.sent_at)
-        # A thread that was itself granted the lock by a message (as is_unconfirmed, without a call) probably leaves a
-        # queue behind. It lets the next owner start first. An event loop has other tasks, so it does not stop here.
-        if hold.runs_for < hold.lease and hold.owner.thread:
-            give_way()
 
 
 async def _release_unknown(lock: AbstractLock, driver: Driver, owner: Owner) -> None:

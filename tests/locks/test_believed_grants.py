@@ -7,7 +7,7 @@ import pytest
 from django_rlock import FairLock, MultiLock
 from django_rlock._core.clock import has_jumped, monotonic
 from django_rlock._redis.keys import queue_key
-from django_rlock.locks import attempt, release
+from django_rlock.locks import attempt
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from tests.background import look_at
@@ -115,14 +115,6 @@ async def test_it_may_be_extended(binding, redis_client, lease):
 
     lock = FairLock("stock:42")
     await visit(binding, redis_client, lock, inside)
-
-
-async def test_a_thread_that_was_handed_it_gives_way_to_the_next_owner(binding, redis_client, monkeypatch):
-    states_then: list[bool] = []
-    monkeypatch.setattr(release, "give_way", lambda: states_then.append(bool(redis_client.exists(KEY))))
-    await visit(binding, redis_client, FairLock("stock:42"), is_unconfirmed)
-    # Only the visitor: the first owner took a free lock. A task would keep its loop from other tasks.
-    assert states_then == ([False] if binding.name == "sync" else [])
 
 
 async def test_a_member_of_a_multilock_may_be_one(binding, redis_client):
