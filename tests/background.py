@@ -119,7 +119,7 @@ def _all_done() -> bool:
 
 
 def _is_done(jobs: CleanUps) -> bool:
-    return not jobs.inbox and all(clean_up.gap > background_worker.AGAIN_AFTER for _, _, clean_up in list(jobs._due))
+    return not jobs.inbox and all(clean_up.gap > background_worker.AGAIN_AFTER for _, clean_up in jobs._due)
 
 
 def until_clean() -> None:

@@ -8,8 +8,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ClusterCrossSlotError
@@ -30,6 +31,8 @@ from django_rlock.settings import get_settings
 # Each alias has its own thread, so an unreachable server delays no other alias. The thread sleeps while nothing is
 # held or waited for. The acquire path calls ``wake_by`` to wake it, which costs one comparison if the thread will be
 # awake in time anyway. The thread owns the state of its jobs; callers hand work over through deques.
+
+T = TypeVar("T")
 
 logger = logging.getLogger("django_rlock.worker")
 
@@ -234,6 +237,57 @@ class BackgroundWorker:
         log(logger, logging.ERROR, "A background job of %r failed; it runs again: %s", self.using, repr(error))
 
 
+class Schedule(Generic[T]):
+    """What a job has to look at, by the time when it is due. ``counts`` tells of an entry whether it is not obsolete.
+
+    A thread that hung and was replaced may go on with its round. So an entry is removed before it is looked at, and
+    each step is one call into C: the numbers keep the heap from comparing anything else, which could run Python's code.
+    """
+
+    def __init__(self, counts: Callable[[float, T], bool] = lambda _at, _what: True) -> None:
+        self._counts = counts
+        self._heap: list[tuple[float, int, T]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[float, T]]:
+        return iter([(at, what) for at, _, what in threads.snapshot(self._heap)])
+
+    def add(self, at: float, what: T) -> None:
+        heapq.heappush(self._heap, (at, next(self._numbers), what))
+
+    def take(self, until: float) -> tuple[float, T] | None:
+        """Remove the first entry that counts, if it is due at ``until`` or before."""
+        with suppress(IndexError):  # there is no other
+            while True:
+                entry = at, _, what = heapq.heappop(self._heap)
+                if not self._counts(at, what):
+                    continue
+                if at <= until:
+                    return at, what
+                heapq.heappush(self._heap, entry)
+                break
+        return None
+
+    def first(self) -> tuple[float, T] | None:
+        """The first entry that counts."""
+        if (entry := self.take(math.inf)) is not None:
+            self.add(*entry)
+        return entry
+
+    def next_due(self) -> float:
+        """When that is due."""
+        entry = self.first()
+        return math.inf if entry is None else entry[0]
+
+    def keep(self, most: int, worth: Callable[[T], float]) -> None:
+        """Drop the entries that are worth least, if there are more than ``most``."""
+        self._heap = heapq.nlargest(most, self._heap, key=lambda entry: worth(entry[2]))
+        heapq.heapify(self._heap)
+
+
 WORKERS = owned_table("background", BackgroundWorker, BackgroundWorker.stop)
 """The background threads of this process, by alias."""
 
@@ -297,35 +351,29 @@ class CleanUps:
     def __init__(self, worker: BackgroundWorker) -> None:
         self._using = worker.using
         self.inbox: deque[CleanUp] = deque()
-        self._due: list[tuple[float, int, CleanUp]] = []
-        self._numbers = itertools.count()
+        self._due = Schedule[CleanUp]()
 
     def clear(self) -> None:
         """Drop the remaining jobs, because their server is gone."""
         self.inbox.clear()
-        self._due = []
+        self._due = Schedule()
 
     def round(self, now: float) -> float:
         self._take_in(now)
         due: list[CleanUp] = []
-        while self._due and self._due[0][0] <= now and len(due) < _IN_A_PACKET:
-            due.append(heapq.heappop(self._due)[2])
+        while len(due) < _IN_A_PACKET and (entry := self._due.take(now)):
+            due.append(entry[1])
         if due:
             self._send(due)
-        return self._due[0][0] if self._due else math.inf
+        return self._due.next_due()
 
     def _take_in(self, at: float) -> None:
         while self.inbox:
-            self._plan(self.inbox.popleft(), at)
+            self._due.add(at, self.inbox.popleft())
         too_many = len(self._due) - MOST_CLEAN_UPS
         if too_many > 0:
             log(cleaning_logger, logging.WARNING, "Gave up on cleaning up %d calls of %r.", too_many, self._using)
-            self._due.sort(key=lambda entry: entry[2].until, reverse=True)
-            del self._due[MOST_CLEAN_UPS:]
-            heapq.heapify(self._due)
-
-    def _plan(self, clean_up: CleanUp, at: float) -> None:
-        heapq.heappush(self._due, (at, next(self._numbers), clean_up))
+            self._due.keep(MOST_CLEAN_UPS, lambda clean_up: clean_up.until)
 
     def _send(self, due: list[CleanUp]) -> None:
         replies = run_sync(background_driver(self._using).run_all([each.call for each in due]))
@@ -333,11 +381,11 @@ class CleanUps:
         for each, reply in zip(due, replies, strict=True):
             if not isinstance(reply, Exception):
                 if each.gap and now < each.until:
-                    self._plan(each._replace(gap=2 * each.gap), now + each.gap)
+                    self._due.add(now + each.gap, each._replace(gap=2 * each.gap))
             elif isinstance(reply.__cause__, ClusterCrossSlotError):  # for all calls of that name, the undone one too
                 log(cleaning_logger, logging.DEBUG, "Nothing to clean up: %s", reply)
             elif now < each.until:
-                self._plan(each, now + RETRY)
+                self._due.add(now + RETRY, each)
             else:
                 log(cleaning_logger, logging.WARNING, "Gave up on cleaning up: %s", reply)
 

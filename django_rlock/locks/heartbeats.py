@@ -11,8 +11,6 @@ would keep a free lock from others.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import math
 from collections import defaultdict, deque
@@ -24,7 +22,7 @@ from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.listener import ListenerWaiter
 from django_rlock._transport.registry import background_driver, commands_to, listener
-from django_rlock._transport.worker import RETRY, SLOWEST_TICK, BackgroundWorker, worker
+from django_rlock._transport.worker import RETRY, SLOWEST_TICK, BackgroundWorker, Schedule, worker
 from django_rlock.locks.holds import NEWCOMERS, WAITS
 from django_rlock.locks.kinds import Named, leave_javas_call
 from django_rlock.locks.records import Wait
@@ -95,8 +93,7 @@ class Heartbeats:
         self.inbox: deque[Wait] = deque()
         self.hurried: deque[tuple[LockKey, float]] = deque()
         self._groups: dict[LockKey, Group] = {}
-        self._due: list[tuple[float, int, LockKey]] = []
-        self._numbers = itertools.count()
+        self._due = Schedule[LockKey](self._is_planned)
         self._ended: list[ScriptCall] = []
 
     def round(self, now: float) -> float:
@@ -106,7 +103,7 @@ class Heartbeats:
             run_sync(self._heartbeat(due, now))
         if self._ended:
             run_sync(self._leave_javas())
-        return self._due[0][0] if self._due else math.inf
+        return self._due.next_due()
 
     def _take_in(self, now: float) -> None:
         for _ in range(len(self.inbox)):
@@ -145,20 +142,24 @@ class Heartbeats:
         if at != group.planned:
             group.planned = at
             group.is_exact = is_exact
-            heapq.heappush(self._due, (at, next(self._numbers), key))
+            self._due.add(at, key)
+
+    def _is_planned(self, at: float, key: LockKey) -> bool:
+        """Whether this entry counts: its lock has waiters, and was not planned for another time since."""
+        group = self._groups.get(key)
+        return group is not None and group.planned == at
 
     def _collect(self, now: float) -> dict[LockKey, Group]:
         """The groups that are due now or soon."""
         due: dict[LockKey, Group] = {}
-        if not self._due or self._due[0][0] > now:
+        if self._due.next_due() > now:
             return due
         not_yet = []
-        while self._due and self._due[0][0] <= now + self._shortest_pause * _BEATEN_TOGETHER:
-            entry = heapq.heappop(self._due)
-            at, _, key = entry
+        while entry := self._due.take(now + self._shortest_pause * _BEATEN_TOGETHER):
+            at, key = entry
             group = self._groups.get(key)
-            if group is None or group.planned != at:
-                continue  # it has no waiters any more, or was planned for another time
+            if group is None:
+                continue
             if at > now and group.is_exact:
                 not_yet.append(entry)
                 continue
@@ -170,7 +171,10 @@ class Heartbeats:
                 if group.subscriptions:
                     self._ended.append(leave_javas_call(group.lock))
         for entry in not_yet:
-            heapq.heappush(self._due, entry)
+            self._due.add(*entry)
+        for key, group in due.items():
+            # If this thread hangs and is replaced, or fails, before it knows when the next heartbeat is due.
+            self._plan(key, group, now + RETRY)
         return due
 
     # --- asking the server -------------------------------------------------------------------------------------------

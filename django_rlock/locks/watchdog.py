@@ -6,8 +6,6 @@ its lease changes. Most are released before the next round, and cost it one look
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import math
 from collections import deque
@@ -21,7 +19,7 @@ from django_rlock._core.process import on_restore
 from django_rlock._core.text import printable
 from django_rlock._transport.calls import ScriptCall, run_sync
 from django_rlock._transport.registry import background_driver
-from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, clean_up, worker
+from django_rlock._transport.worker import RETRY, WORKERS, BackgroundWorker, Schedule, clean_up, worker
 from django_rlock.exceptions import LockLostError
 from django_rlock.locks.holds import HOLDS, NEWCOMERS, WAITS
 from django_rlock.locks.records import CodeLine, Hold, Key
@@ -66,10 +64,6 @@ class ForcedReleases:
 FORCED_RELEASES = ForcedReleases()
 
 
-_Entry = tuple[float, int, Hold]
-"""When to check a hold, a number, and the hold."""
-
-
 class Renewals:
     """The holds of an alias, by the time when they are due.
 
@@ -80,10 +74,7 @@ class Renewals:
         self._worker = worker
         self.inbox: deque[Key] = deque()
         self.losses: deque[Hold] = deque()
-        # The numbers keep the heap from comparing holds, which would run Python's code: a thread that was replaced may
-        # still be in its round, and only calls into C are atomic.
-        self._due: list[_Entry] = []
-        self._numbers = itertools.count()
+        self._due = Schedule[Hold](lambda at, hold: hold.planned == at)  # otherwise it was planned anew since
         self._line: CodeLine | None = None
         self.clocks = wall_offset()
 
@@ -98,9 +89,9 @@ class Renewals:
 
     def _next_round(self, now: float) -> float:
         """When the next hold is due. Renewals that are not late wait a little, since to wake up costs like many."""
-        if (first := self._first()) is None:
+        if (first := self._due.first()) is None:
             return math.inf
-        at, _, hold = first
+        at, hold = first
         if at <= now or not hold.renewed:
             return at
         return max(at, now + PAUSE * get_settings(self._worker.using).watchdog_timeout)
@@ -112,7 +103,9 @@ class Renewals:
             # Released ones are no longer in the table: most are gone before a round comes.
             hold = HOLDS.at(self.inbox.popleft())
             if hold is not None:
-                self._plan(hold, _next_look(hold, now))
+                # At once, unlike a hold whose renewal has just failed.
+                is_overdue = hold.renewed and hold.lost is None and hold.renew_at() <= now
+                self._plan(hold, now if is_overdue else _next_look(hold, now))
                 FORCED_RELEASES.listen(hold)
                 NEWCOMERS.notify(hold)
                 # Many holds of one line share one object for it.
@@ -126,39 +119,22 @@ class Renewals:
         if at != hold.planned:
             hold.planned = at
             if at < math.inf:
-                heapq.heappush(self._due, (at, next(self._numbers), hold))
-
-    def _pop(self) -> _Entry | None:
-        try:
-            return heapq.heappop(self._due)  # without a look before: a thread that was replaced may pop it meanwhile
-        except IndexError:
-            return None
-
-    def _first(self) -> _Entry | None:
-        """The next entry that counts: not of a hold that was planned for another time since."""
-        while (entry := self._pop()) is not None:
-            at, _, hold = entry
-            if hold.planned == at:
-                heapq.heappush(self._due, entry)
-                break
-        return entry
+                self._due.add(at, hold)
 
     def _collect(self, now: float) -> list[Hold]:
         """The holds to renew now."""
-        first = self._first()
-        if first is None or first[0] > now:
+        first_due = self._due.next_due()
+        if first_due > now:
             return []
         timeout = get_settings(self._worker.using).watchdog_timeout
         horizon = now + RENEWED_TOGETHER * timeout
-        most = AT_ONCE if first[0] > now - PAUSE * timeout else LATE_AT_ONCE
+        most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
         checked: list[Hold] = []
-        while len(checked) < most and (entry := self._pop()) is not None:
-            at, _, hold = entry
-            if at > horizon or (at > now and not hold.renewed):  # such a hold can only expire, at its time
-                heapq.heappush(self._due, entry)
+        while len(checked) < most and (entry := self._due.take(horizon)):
+            at, hold = entry
+            if at > now and not hold.renewed:  # it can only expire, at its time
+                self._due.add(at, hold)
                 break
-            if hold.planned != at:
-                continue
             hold.planned = math.nan
             if hold in HOLDS:
                 checked.append(hold)

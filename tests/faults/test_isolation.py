@@ -326,10 +326,10 @@ def test_clean_up_comes_again_after_the_first_success(own_server, monkeypatch):
     (call,) = calls(1)
     clean_up("default", call, monotonic() + 1000, again=True)
     settle()
-    assert [each.gap for _, _, each in its._due] == [100], "it has failed"
+    assert [each.gap for _, each in its._due] == [100], "it has failed"
     own.start()
-    eventually(lambda: [each.gap for _, _, each in list(its._due)] == [200])
-    ((at, _, _),) = its._due
+    eventually(lambda: [each.gap for _, each in its._due] == [200])
+    ((at, _),) = its._due
     assert at >= call.sent_at + 100
     its.clear()
 

@@ -185,7 +185,7 @@ async def test_permit_that_was_not_given_back_is_looked_at_again(
 
 
 def _is_planned(renewals, hold):
-    return any(planned is hold for _, _, planned in list(renewals._due))
+    return any(planned is hold for _, planned in renewals._due)
 
 
 async def test_new_lease_ends_the_renewal(binding, licences, ends):

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from django_rlock import RLock
+from django_rlock import FairLock, RLock
 from django_rlock._core.clock import monotonic
 from django_rlock._transport.calls import MOST_JOINED
-from django_rlock._transport.worker import RETRY, worker
-from django_rlock.locks import watchdog
+from django_rlock._transport.worker import RETRY, Schedule, worker
+from django_rlock.locks.heartbeats import Heartbeats
 from django_rlock.locks.holds import HOLDS
 from django_rlock.locks.records import Hold
 from django_rlock.locks.watchdog import AT_ONCE, LATE_AT_ONCE, PAUSE, Renewals
 from django_rlock.settings import get_settings
 from tests.background import no_threads
+from tests.beside import beside, visit
+from tests.eventually import eventually
 from tests.faults.opcode_watch import watch_opcodes
 
 SOON = 0.001
@@ -162,19 +164,37 @@ def test_no_hold_is_forgotten_while_two_threads_are_in_their_rounds(renewals: Re
             break
 
 
+def test_a_heartbeat_that_fails_is_sent_again_soon(
+    renewals: Renewals, redis_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the waiters of this process would lose their places in the queue."""
+
+    async def fail(*_: object) -> None:
+        raise LookupError
+
+    its = worker("default").jobs[Heartbeats]
+    redis_client.hset("rlock:stock:42", "another", 1)
+    with beside(visit, FairLock("stock:42")):
+        eventually(lambda: its.inbox)
+        due = its.round(monotonic())
+        with monkeypatch.context() as patched, pytest.raises(LookupError):
+            patched.setattr(Heartbeats, "_heartbeat", fail)
+            its.round(due)
+        redis_client.delete("rlock:stock:42")
+        assert its.round(due + RETRY) > due
+
+
+LOOKING = {each.__code__ for each in (Renewals._collect, Renewals._plan, Schedule.take, Schedule.first)}
+
+
 def another_before_opcode(number: int, action: Callable[[], object]) -> bool:
-    """Act, and act once more before one of the watchdog's opcodes; whether there are as many."""
+    """Act, and act once more before one of the opcodes that look for what is due; whether there are as many."""
     left = iter(range(number))
     has_acted = False
 
     def meet(frame: FrameType, has_called: bool) -> None:
         nonlocal has_acted
-        if (
-            frame.f_code.co_filename == watchdog.__file__
-            and not has_called
-            and not has_acted
-            and next(left, None) is None
-        ):
+        if frame.f_code in LOOKING and not has_called and not has_acted and next(left, None) is None:
             has_acted = True
             action()
 

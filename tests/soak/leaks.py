@@ -60,7 +60,7 @@ def _unfinished() -> dict[str, Any]:
     left = {
         "holds": [hold.key for hold in HOLDS.snapshot()],
         "waits": [wait.key for wait in WAITS.snapshot()],
-        "clean-ups": [each.call.name for job in jobs for _, _, each in list(job._due) if each.gap <= AGAIN_AFTER],
+        "clean-ups": [each.call.name for job in jobs for _, each in job._due if each.gap <= AGAIN_AFTER],
         "permits missing": {each.name: gone for each in semaphores if (gone := PERMITS - each.available_permits())},
     }
     return {what: value for what, value in left.items() if value}
