@@ -272,12 +272,11 @@ class Schedule(Generic[T]):
         return None
 
     def first(self) -> tuple[float, T] | None:
-        """The first entry that counts."""
-        if (entry := self.take(math.inf)) is not None:
-            self.add(*entry)
-        return entry
+        """The first entry, which may be obsolete."""
+        entry = next(iter(self._heap), None)
+        return None if entry is None else (entry[0], entry[2])
 
-    def next_due(self) -> float:
+    def first_due(self) -> float:
         """When that is due."""
         entry = self.first()
         return math.inf if entry is None else entry[0]
@@ -365,7 +364,7 @@ class CleanUps:
             due.append(entry[1])
         if due:
             self._send(due)
-        return self._due.next_due()
+        return self._due.first_due()
 
     def _take_in(self, at: float) -> None:
         while self.inbox:

@@ -94,16 +94,21 @@ class Heartbeats:
         self.hurried: deque[tuple[LockKey, float]] = deque()
         self._groups: dict[LockKey, Group] = {}
         self._due = Schedule[LockKey](self._is_planned)
+        self._in_hand: dict[LockKey, Group] = {}
         self._ended: list[ScriptCall] = []
 
     def round(self, now: float) -> float:
         self._take_in(now)
-        due = self._collect(now)
+        for key, group in self._in_hand.items():  # of a round that failed, or whose thread hung and was replaced
+            self._plan(key, group, now)
+        due = self._in_hand = self._collect(now)
         if due:
             run_sync(self._heartbeat(due, now))
+        if self._in_hand is due:
+            self._in_hand = {}
         if self._ended:
             run_sync(self._leave_javas())
-        return self._due.next_due()
+        return self._due.first_due()
 
     def _take_in(self, now: float) -> None:
         for _ in range(len(self.inbox)):
@@ -152,7 +157,7 @@ class Heartbeats:
     def _collect(self, now: float) -> dict[LockKey, Group]:
         """The groups that are due now or soon."""
         due: dict[LockKey, Group] = {}
-        if self._due.next_due() > now:
+        if self._due.first_due() > now:
             return due
         not_yet = []
         while entry := self._due.take(now + self._shortest_pause * _BEATEN_TOGETHER):
@@ -172,9 +177,6 @@ class Heartbeats:
                     self._ended.append(leave_javas_call(group.lock))
         for entry in not_yet:
             self._due.add(*entry)
-        for key, group in due.items():
-            # If this thread hangs and is replaced, or fails, before it knows when the next heartbeat is due.
-            self._plan(key, group, now + RETRY)
         return due
 
     # --- asking the server -------------------------------------------------------------------------------------------

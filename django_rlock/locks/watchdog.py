@@ -75,16 +75,22 @@ class Renewals:
         self.inbox: deque[Key] = deque()
         self.losses: deque[Hold] = deque()
         self._due = Schedule[Hold](lambda at, hold: hold.planned == at)  # otherwise it was planned anew since
+        self._in_hand: list[Hold] = []  # by the round that goes on, and not planned again yet
         self._line: CodeLine | None = None
         self.clocks = wall_offset()
 
     def round(self, now: float) -> float:
         self._take_in(now)
         self._report_losses()
-        due = self._collect(now)
-        if due:
-            run_sync(self._renew(due))
-            self._report_losses()
+        self._plan_left(now)
+        in_hand = self._in_hand = self._collect(now)
+        if in_hand:
+            horizon = self._horizon(now)
+            if due := [hold for hold in in_hand if self._is_due(hold, now, horizon)]:
+                run_sync(self._renew(due))
+                self._report_losses()
+        if self._in_hand is in_hand:
+            self._in_hand = []
         return self._next_round(now)
 
     def _next_round(self, now: float) -> float:
@@ -94,7 +100,7 @@ class Renewals:
         at, hold = first
         if at <= now or not hold.renewed:
             return at
-        return max(at, now + PAUSE * get_settings(self._worker.using).watchdog_timeout)
+        return max(at, now + self._pause())
 
     def _take_in(self, now: float) -> None:
         if self.inbox:
@@ -121,14 +127,18 @@ class Renewals:
             if at < math.inf:
                 self._due.add(at, hold)
 
+    def _plan_left(self, now: float) -> None:
+        """Plan the holds of a round that failed, or in which the thread hung that this one has replaced."""
+        for hold in self._in_hand:
+            self._plan(hold, now)
+
     def _collect(self, now: float) -> list[Hold]:
-        """The holds to renew now."""
-        first_due = self._due.next_due()
+        """The holds to check now."""
+        first_due = self._due.first_due()
         if first_due > now:
             return []
-        timeout = get_settings(self._worker.using).watchdog_timeout
-        horizon = now + RENEWED_TOGETHER * timeout
-        most = AT_ONCE if first_due > now - PAUSE * timeout else LATE_AT_ONCE
+        horizon = self._horizon(now)
+        most = AT_ONCE if first_due > now - self._pause() else LATE_AT_ONCE
         checked: list[Hold] = []
         while len(checked) < most and (entry := self._due.take(horizon)):
             at, hold = entry
@@ -138,10 +148,14 @@ class Renewals:
             hold.planned = math.nan
             if hold in HOLDS:
                 checked.append(hold)
-        for hold in checked:
-            # If this thread hangs and is replaced, or fails, before it knows when to check the hold again.
-            self._plan(hold, now + RETRY)
-        return [hold for hold in checked if self._is_due(hold, now, horizon)]
+        return checked
+
+    def _horizon(self, now: float) -> float:
+        """Holds that are due before this time are renewed together with a hold that is due now."""
+        return now + RENEWED_TOGETHER * get_settings(self._worker.using).watchdog_timeout
+
+    def _pause(self) -> float:
+        return PAUSE * get_settings(self._worker.using).watchdog_timeout
 
     def _is_due(self, hold: Hold, now: float, horizon: float) -> bool:
         """Whether to renew a hold now; if not, its next check is planned."""
