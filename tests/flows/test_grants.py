@@ -255,6 +255,7 @@ def test_nothing_goes_wrong(make_world):
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.lengthy
 def test_faults(make_world, may, visits):
     explore(worlds(make_world, may, visits), finish, limit=50_000)
     assert HandOffs.believed > 0

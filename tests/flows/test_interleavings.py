@@ -95,6 +95,7 @@ def test_cancelled_beside_another_of_its_process(make_world, crowd, cancelled):
 
 @each_trio
 @pytest.mark.parametrize("homes", [(1, 2, 1), (1, 2, 3)], ids=["two processes", "three"])
+@pytest.mark.lengthy
 def test_time_is_up_anywhere(make_world, crowd, homes):
     """A client that leaves passes on its wake-up, and lets those in who waited for it."""
     build = meeting(make_world, *crowd, homes=homes, may={"timeout": 2}, wait=5.0)

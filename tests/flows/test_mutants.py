@@ -168,6 +168,7 @@ LONG = {
     ("mutate", "finds", "what"),
     [pytest.param(*mutant, id=name, marks=[pytest.mark.thorough] * (name in LONG)) for name, mutant in MUTANTS.items()],
 )
+@pytest.mark.lengthy
 def test_without_it_an_order_is_found(request, monkeypatch, same_ids, mutate, finds, what):
     monkeypatch.setattr(exploring, "SAMPLE", math.inf)  # until it is found
     mutate(monkeypatch)
