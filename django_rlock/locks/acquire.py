@@ -48,11 +48,12 @@ NAME_SHARED_FOR = 1.0
 class AcquireRequest:
     """The parameters of one acquire.
 
-    ``started`` is the monotonic time at which it began, and ``until`` when its wait ends (None: never). ``lease`` is
-    how long the lock may be held, in seconds (None: until released, renewed by the watchdog). ``scoped`` is 1 if the
-    hold belongs to a block. With ``once`` the acquire waits only for an unreachable server, not for another owner.
-    ``logs`` is whether to log that the lock is taken; otherwise the caller logs it. ``owner_id`` is the owner id of a
-    MultiLock's attempt, of which this is a part; "" for a separate attempt, which draws a new owner id.
+    ``started`` is the monotonic time at which it began; for a named owner, whose calls run one after another, when its
+    turn began. ``until`` is when its wait ends (None: never). ``lease`` is how long the lock may be held, in seconds
+    (None: until released, renewed by the watchdog). ``scoped`` is 1 if the hold belongs to a block. With ``once`` the
+    acquire waits only for an unreachable server, not for another owner. ``logs`` is whether to log that the lock is
+    taken; otherwise the caller logs it. ``owner_id`` is the owner id of a MultiLock's attempt, of which this is a part;
+    "" for a separate attempt, which draws a new owner id.
 
     After an acquire that did not succeed, ``failed`` is the attempt.
     """
@@ -90,7 +91,7 @@ class AcquireRequest:
 async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -> bool:
     """Take the lock, and report a failure once, however often a MultiLock tries its members. Raises LockTimeoutError
     if a block cannot be entered."""
-    owner = request.owner
+    owner, started = request.owner, request.started  # noted here, because a named owner's turn sets it anew
     if owner.pool or (owner.thread and "task_context" in BRIDGE.__dict__):
         release_at_job_end(lock, owner)
     if lock.at_least is not None:
@@ -107,12 +108,12 @@ async def acquire(lock: AbstractLock, driver: Driver, request: AcquireRequest) -
             request.failed.check_speed()
     except LockUnavailableError as error:
         about = next((part for part in lock.parts if part.name == error.lock_name), lock.parts[0])
-        signals.lock_unavailable.notify(about, waited=driver.now() - request.started, reason=error.reason)
+        signals.lock_unavailable.notify(about, waited=driver.now() - started, reason=error.reason)
         raise
     finally:
         owner.is_calling = before
     if not taken:
-        await _give_up(driver, request, driver.now() - request.started)
+        await _give_up(driver, request, driver.now() - started)
     elif lock.at_least is not None:
         for hold in HOLDS.of_lock(lock, owner):
             hold.keep_for(lock.at_least, driver.now())

@@ -11,6 +11,7 @@ from django_rlock import (
     FairLock,
     FencedLock,
     LockNotOwnedError,
+    LockTimeoutError,
     LockUnavailableError,
     ReadLock,
     RLock,
@@ -147,6 +148,17 @@ async def test_a_call_that_was_interrupted_keeps_nobody_out(kind, redis_client):
             await waiting
     async with asyncio.timeout(20), kind("stock:42", owner=NAME):
         assert kept.tb is not None
+
+
+async def test_a_wait_includes_the_wait_for_a_call_under_the_name(binding):
+    async with binding.inside(RLock("stock:42")):
+        before = binding.start(binding.acquire, RLock("stock:42", owner=NAME, wait_time=0.3))
+        await binding.until(WAITS.snapshot)
+        with pytest.raises(LockTimeoutError) as caught:
+            async with binding.inside(RLock("stock:42", owner=NAME, wait_time=0.4)):
+                pass
+        assert caught.value.waited >= 0.4
+        assert not await binding.result(before)
 
 
 async def test_its_waiter_is_listed_once_under_the_name(binding):
