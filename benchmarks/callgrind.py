@@ -1,4 +1,4 @@
-"""A server whose machine instructions are counted: the same figure on a busy machine. It needs valgrind."""
+"""A server whose machine instructions valgrind counts. Their number is the same on a busy machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from example_project.embedded import EmbeddedServer
 
 
 def is_installed() -> bool:
-    """Whether valgrind is."""
+    """Whether valgrind is installed."""
     return shutil.which("valgrind") is not None and shutil.which("vgdb") is not None
 
 

@@ -1,4 +1,4 @@
-"""The server's work for a pair, and for a turn of a lock that others wait for: the machine instructions it executes."""
+"""The machine instructions that the server executes for a pair, and for a turn of a lock with waiters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMITS = {"RLock": 2.5, "FairLock": 3.0}
 def run(quick: bool) -> list[Table]:
     title = "Machine instructions of the server, by callgrind"
     if not is_installed():
-        return [Table(title, [], note="There is no valgrind here.")]
+        return [Table(title, [], note="valgrind, which counts them, is not installed.")]
     pairs, turns, processes = (QUICK_PAIRS, QUICK_TURNS, QUICK_PROCESSES) if quick else (PAIRS, TURNS, PROCESSES)
     with CountedServer(port=0) as server:
         by_pair = counted(server, CONTENDERS, pairs, 1)

@@ -244,7 +244,8 @@ def _after_fork() -> None:
 
 # A child has only the thread that forked, so nothing there unlocks a lock that another thread held. Python recreates
 # the locks of ``logging`` in the child, but neither the mutex of a buffered stream nor the locks of the project's
-# metrics and callbacks. A child forked while a thread of this package writes a log record would hang at its own first.
+# metrics and callbacks. If a child was forked while a thread of this package wrote a log record, it would hang at its
+# own first record.
 
 FORK_WAITS = 1.0
 """How long a fork waits for such threads, in seconds; they may themselves wait for the thread that forks."""
@@ -262,7 +263,7 @@ def between_forks() -> Iterator[None]:
     # Polling, because a mutex stays locked if a signal handler raises in a thread that forks.
     thread = threading.get_ident()
     _between_forks.add(thread)
-    while _forks:  # looked at after the entry, while a fork looks for entries after its own
+    while _forks:  # each side makes its entry before it looks for the other's, so neither misses the other
         _between_forks.discard(thread)
         time.sleep(_PAUSE)
         _between_forks.add(thread)

@@ -238,14 +238,15 @@ class BackgroundWorker:
 
 
 class Schedule(Generic[T]):
-    """What a job has to look at, by the time when it is due. ``counts`` tells of an entry whether it is not obsolete.
+    """What a job has to look at, by the time when it is due. ``is_valid`` returns whether an entry is still valid.
 
-    A thread that hung and was replaced may go on with its round. So an entry is removed before it is looked at, and
-    each step is one call into C: the numbers keep the heap from comparing anything else, which could run Python's code.
+    A thread that hung and was replaced may go on with its round, beside its replacement. So an entry is removed before
+    it is looked at, and each step is one call into C: each entry has another number, so the heap never compares holds,
+    which would run Python code.
     """
 
-    def __init__(self, counts: Callable[[float, T], bool] = lambda _at, _what: True) -> None:
-        self._counts = counts
+    def __init__(self, is_valid: Callable[[float, T], bool] = lambda _at, _what: True) -> None:
+        self._is_valid = is_valid
         self._heap: list[tuple[float, int, T]] = []
         self._numbers = itertools.count()
 
@@ -259,11 +260,11 @@ class Schedule(Generic[T]):
         heapq.heappush(self._heap, (at, next(self._numbers), what))
 
     def take(self, until: float) -> tuple[float, T] | None:
-        """Remove the first entry that counts, if it is due at ``until`` or before."""
-        with suppress(IndexError):  # there is no other
+        """Remove and return the first valid entry, if it is due at ``until`` or before."""
+        with suppress(IndexError):  # the heap is empty
             while True:
                 entry = at, _, what = heapq.heappop(self._heap)
-                if not self._counts(at, what):
+                if not self._is_valid(at, what):
                     continue
                 if at <= until:
                     return at, what
@@ -272,12 +273,12 @@ class Schedule(Generic[T]):
         return None
 
     def first(self) -> tuple[float, T] | None:
-        """The first entry, which may be obsolete."""
+        """The first entry, which may be no longer valid."""
         entry = next(iter(self._heap), None)
         return None if entry is None else (entry[0], entry[2])
 
     def first_due(self) -> float:
-        """When that is due."""
+        """When the first entry is due; inf without entries."""
         entry = self.first()
         return math.inf if entry is None else entry[0]
 

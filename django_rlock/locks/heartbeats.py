@@ -150,7 +150,7 @@ class Heartbeats:
             self._due.add(at, key)
 
     def _is_planned(self, at: float, key: LockKey) -> bool:
-        """Whether this entry counts: its lock has waiters, and was not planned for another time since."""
+        """Whether this entry is still valid: its lock has waiters, and was not planned for another time since."""
         group = self._groups.get(key)
         return group is not None and group.planned == at
 

@@ -109,12 +109,12 @@ class Renewals:
             # Released ones are no longer in the table: most are gone before a round comes.
             hold = HOLDS.at(self.inbox.popleft())
             if hold is not None:
-                # At once, unlike a hold whose renewal has just failed.
+                # An overdue hold is renewed at once, unlike a hold whose renewal has just failed.
                 is_overdue = hold.renewed and hold.lost is None and hold.renew_at() <= now
                 self._plan(hold, now if is_overdue else _next_look(hold, now))
                 FORCED_RELEASES.listen(hold)
                 NEWCOMERS.notify(hold)
-                # Many holds of one line share one object for it.
+                # Many holds were acquired at one line. They share one object for the line.
                 line = self._line
                 if hold.line == line:
                     hold.line = line

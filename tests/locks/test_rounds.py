@@ -110,6 +110,12 @@ def test_the_end_of_a_lease_that_is_not_renewed_is_seen_at_its_time(renewals: Re
         assert renewals.round(hold.deadline - SOON) == hold.deadline
 
 
+def test_a_hold_that_is_overdue_when_the_watchdog_hears_of_it_is_renewed_at_once(renewals: Renewals) -> None:
+    with RLock("stock:42"):
+        holds = HOLDS.snapshot()
+        assert renewed_by(renewals, holds, holds[0].renew_at() + SOON) == 1
+
+
 def test_a_hold_whose_renewal_fails_is_renewed_by_the_next_round(
     renewals: Renewals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
